@@ -14,7 +14,7 @@ covariance C of what is not known of it, and the fields' variance V = C:
     then damping, (W, C, memory) ← (1 - d) new + d old                               (Eq. (41))
 
 A damped W remembers every g it is made of, and the Onsager term with it: it is the memory C g that
-is damped, not C alone. How much is in pace.py.
+is damped, not C alone; by how much, `Damping` says (calibration.py).
 
 Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
 
@@ -28,32 +28,133 @@ Where the samples are spread over devices (`Dataset.sharded`) each device takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import PyTree, not_recorded, not_recorded_where, theory_dtype
 from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
-from jaxsmi.core.data import Regenerated
+from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay
 from jaxsmi.core.validate import call_user_function
 from jaxsmi.design.base import AbstractOperator
-from jaxsmi.inference.calibration import Calibration, Draws, calibration, draws, misfit, widened
-from jaxsmi.inference.observations import EVERYWHERE, SPREAD, Observations, on_devices
-from jaxsmi.inference.pace import Pace
-from jaxsmi.learners.base import AbstractResponder
+from jaxsmi.inference.calibration import Damping, Draws, calibration, draws, misfit, widened
+from jaxsmi.learners.base import AbstractResponder, BayesResponder
+from jaxsmi.models.base import AbstractModel
 
 _GROWN = 1e6  # of |W|² at the start: a minimiser has no other bound
 _BEYOND = 10.0  # of tr S: the posterior mean of Bayes is below one of it
 _VANISHED = 1e-5  # of |W| at the start: rounding, of which nothing grows again
 _EMERGING = 1e-2  # of S: a smaller row has not been learned
 _DRAWS = 1  # the stream of the numbers that labels are compared by
+
+# How an array lies on the devices of a mesh: one part of the samples each, or the same on all
+SPREAD = "spread"
+EVERYWHERE = "everywhere"
+
+Answer = TypeVar("Answer")
+
+
+def on_devices(
+    function: Callable[..., Answer],
+    mesh: Mesh | None,
+    arguments: tuple[object, ...],
+    of_samples: Callable[..., Sequence[object]],
+    out: object,
+) -> Answer:
+    """function(*arguments), by each device of the mesh on its own samples; None: as it is.
+
+    Args:
+        function: What to compute; it sees only its device's samples, and sums over all of them by
+            `AbstractOperator.sum_devices`.
+        mesh: The devices.
+        arguments: Trees of arrays and other things.
+        of_samples: The arrays of the arguments that have a leading axis of samples.
+        out: The tree of the answer, SPREAD or EVERYWHERE for each of its arrays.
+
+    Returns:
+        The answer, its spread arrays put together.
+    """
+    if mesh is None:
+        return function(*arguments)
+    arrays, rest = eqx.partition(arguments, eqx.is_array)
+    places = {SPREAD: PartitionSpec(mesh.axis_names), EVERYWHERE: PartitionSpec()}
+    marks = jax.tree.map(lambda _: EVERYWHERE, arrays)
+    marks = eqx.tree_at(of_samples, marks, replace_fn=lambda _: SPREAD)
+    return jax.shard_map(
+        lambda arrays: function(*eqx.combine(arrays, rest)),
+        mesh=mesh,
+        in_specs=(jax.tree.map(places.get, marks),),
+        out_specs=jax.tree.map(places.get, out),
+        check_vma=False,
+    )(arrays)
+
+
+# compiled by itself: the spectral estimator and message passing share the program
+_statistic = eqx.filter_jit(lambda learner, labels: learner.statistic(labels))
+
+
+class Observations(eqx.Module):
+    """A model, its data, and the devices that they lie on; `statistic`: what responses need of the
+    labels."""
+
+    model: AbstractModel
+    data: Dataset
+    statistic: Array
+    # static: inside jit the data do not say where they lie
+    mesh: Mesh | None = eqx.field(static=True)
+
+    @classmethod
+    def of(
+        cls, model: AbstractModel, data: Dataset, learner: AbstractResponder | None = None
+    ) -> Observations:
+        """Data as a learner sees them, by default the posterior of the model."""
+        learner = BayesResponder(model) if learner is None else learner
+        return cls(model, data, _statistic(learner, data.labels), data.mesh)
+
+    @property
+    def of_samples(self) -> list[Array]:
+        """The arrays with a leading axis of samples."""
+        return [*self.data.of_samples, self.statistic]
+
+    @property
+    def second_moment(self) -> Array:
+        """S (P, P) of the prior."""
+        return self.model.prior.second_moment(self.model.indices)
+
+    @property
+    def alpha(self) -> float:
+        """N over the entries of the signal."""
+        return self.data.samples / self.model.design.entries(self.data.dimension)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Of the mesh."""
+        return () if self.mesh is None else self.mesh.axis_names
+
+    @property
+    def operator(self) -> AbstractOperator:
+        """From the signal to its fields; on each device of the mesh, those of its samples."""
+        return dataclasses.replace(self.model.design.operator(self.data.inputs), axes=self.axes)
+
+    def forward(self, W: Array) -> Array:
+        """Fields (N, P, M) of a signal."""
+        return on_devices(
+            lambda observations, W: observations.operator.forward(W),
+            self.mesh,
+            (self, W),
+            lambda arguments: arguments[0].of_samples,
+            SPREAD,
+        )
 
 
 class GampState(eqx.Module):
@@ -92,36 +193,59 @@ class SideInformation(NamedTuple):
 class Position(eqx.Module):
     """Where a run is: its `state`, the last finite one, and what the stopping test looks at.
 
-    `pace`: the damping, the last change of Ŵ, and what the damping is chosen by (pace.py); `ratio`
-    of tr C over the last step; `decay_count`: steps in a row of geometric decay; `inaccurate`:
-    fraction of posteriors that missed their tolerance; `misfit`: of the labels, significantly above
-    one where V is too small (calibration.py); `start_norm`: size of Ŵ at the start.
+    `damping`: its value, the last change of Ŵ, and what it is chosen by; `ratio` of tr C over the
+    last step; `decay_count`: steps in a row of geometric decay; `inaccurate`: fraction of
+    posteriors that missed their tolerance; `misfit`: of the labels, significantly above one where V
+    is too small (calibration.py).
     """
 
     state: GampState
-    pace: Pace
+    damping: Damping
     ratio: Array
     decay_count: Array
     inaccurate: Array
     misfit: Array
     finite: Array
-    start_norm: Array
 
     @property
     def residual(self) -> Array:
         """Root mean square change of Ŵ in the last step."""
-        return jnp.sqrt(jnp.mean(self.pace.change**2))
-
-
-@eqx.filter_jit
-def statistic_of(learner: AbstractResponder, labels: Array) -> Array:
-    """What `respond` needs of the labels, once for a run."""
-    return learner.statistic(labels)
+        return jnp.sqrt(jnp.mean(self.damping.change**2))
 
 
 def contract(A: Array, W: Array) -> Array:
     """A W, along the first axis of a signal of any shape."""
     return jnp.tensordot(A, W, axes=1)
+
+
+# The risk that a learner descends: of a signal and data, what a `LearnerSolution` holds beyond a
+# `Solution`
+Risk = Callable[[Array, Dataset], dict[str, Any]]
+
+
+class Task(NamedTuple):
+    """A learner as message passing takes it.
+
+    Attributes:
+        model: Prior, design and channel that it believes in.
+        responder: Its responses, from that model with the norm that labels tell.
+        risk: None for the posterior of the model.
+        precision: The estimate of A.
+        dampings: Of a run, and of further ones while they diverge.
+        check_labels: Raises a ValueError for labels that it cannot take.
+        calibrate: A, b and V are calibrated by the data.
+        adaptive: The damping of a run is chosen on its way.
+    """
+
+    model: AbstractModel
+    responder: Callable[[AbstractModel], AbstractResponder]
+    risk: Risk | None
+    precision: str
+    dampings: tuple[ArrayLike, ...]
+    check_labels: Callable[[Array], None]
+    # of learners other than Bayes: calibration is by the posterior of the model, not by theirs
+    calibrate: bool = False
+    adaptive: bool = True
 
 
 class Responses(NamedTuple):
@@ -138,16 +262,15 @@ class Responses(NamedTuple):
 class GampIteration(AbstractSolver[Position]):
     """Message passing on one data set (module docstring).
 
-    `start`: where it begins; `spectral`: the spectral estimate (P, D) in it, if any; `statistic`:
-    what responses need of the labels; `precision`: the estimate of A; `calibrate`: A, b and V by
-    the data; `adaptive`: the damping is chosen by pace.py.
+    `start`: where it begins; `spectral`: the spectral estimate (P, D) in it, if any; `precision`:
+    the estimate of A; `calibrate`: A, b and V by the data; `adaptive`: the damping is chosen on the
+    way.
     """
 
     observations: Observations
     learner: AbstractResponder
     start: GampState
     spectral: Array | None
-    statistic: Array
     side: SideInformation
     damping: Array
     tolerance: Array
@@ -159,15 +282,11 @@ class GampIteration(AbstractSolver[Position]):
     max_steps: int = eqx.field(static=True)
 
     @property
-    def second_moment(self) -> Array:
-        """S (P, P)."""
-        model = self.observations.model
-        return model.prior.second_moment(model.indices)
-
-    @property
     def decay(self) -> GeometricDecay:
         """A run of finite dimension fluctuates: a ratio steady to a tenth, for ten steps."""
-        return GeometricDecay(jnp.trace(self.second_moment), slowest=0.98, spread=0.1, steps=10)
+        return GeometricDecay(
+            jnp.trace(self.observations.second_moment), slowest=0.98, spread=0.1, steps=10
+        )
 
     @property
     def compares(self) -> bool:
@@ -179,24 +298,21 @@ class GampIteration(AbstractSolver[Position]):
     def init(self) -> Position:
         """The start."""
         dtype = theory_dtype()
-        teacher = self.observations.data.teacher
-        overlaps = self.observations.model.metric.overlaps(self.start.weights, teacher)
         return Position(
             state=self.start,
-            pace=Pace.start(self.damping, self.start.weights),
+            damping=Damping.start(self.damping, self.start.weights),
             ratio=not_recorded((), dtype),
             decay_count=jnp.zeros((), int),
             inaccurate=jnp.zeros((), dtype),
             misfit=jnp.ones((), dtype),
             finite=jnp.ones((), bool),
-            start_norm=jnp.sqrt(jnp.trace(overlaps["overlap"])),
         )
 
     def step(self, state: Position, count: Array) -> Position:
         """One step; a non-finite one is not taken."""
         del count
         old = state.state
-        new, (inaccurate, excess) = self._step(old, state.pace.damping)
+        new, (inaccurate, excess) = self._step(old, state.damping.value)
         trace = jnp.trace(new.covariance)
         ratio = trace / jnp.trace(old.covariance)
         finite = jnp.all(jnp.isfinite(new.weights)) & jnp.all(jnp.isfinite(new.covariance))
@@ -204,13 +320,12 @@ class GampIteration(AbstractSolver[Position]):
         change = new.weights - old.weights
         return Position(
             state=eqx.tree_at(lambda s: s.step, reached, new.step),
-            pace=state.pace.follow(change, new.weights, trace, self.adaptive),
+            damping=state.damping.follow(change, new.weights, trace, self.adaptive),
             ratio=ratio,
             decay_count=self.decay.follow(state.decay_count, trace, ratio, state.ratio),
             inaccurate=inaccurate,
             misfit=excess,
             finite=finite,
-            start_norm=state.start_norm,
         )
 
     def observe(self, state: Position, count: Array) -> dict[str, Array]:
@@ -220,7 +335,7 @@ class GampIteration(AbstractSolver[Position]):
             "step": now.step.astype(now.weights.dtype),
             **self.observations.model.metric.overlaps(now.weights, self.observations.data.teacher),
             "covariance": now.covariance,
-            "damping": state.pace.damping,
+            "damping": state.damping.value,
             "residual": not_recorded_where(count == 0, state.residual),
             "inaccurate": state.inaccurate,
             "misfit": state.misfit,
@@ -239,17 +354,17 @@ class GampIteration(AbstractSolver[Position]):
         """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED where
         tr C decays geometrically."""
         weights = state.state.weights
-        size = jnp.sum(weights**2) / weights[0].size
-        still = (state.pace.relative <= self.tolerance) & ~self._emerging(state)
-        ended = still | (jnp.sqrt(jnp.mean(weights**2)) <= _VANISHED * state.start_norm)
+        size, start = (jnp.sum(W**2) / W[0].size for W in (weights, self.start.weights))
+        still = (state.damping.relative <= self.tolerance) & ~self._emerging(state)
+        ended = still | (jnp.mean(weights**2) <= _VANISHED**2 * start)
         recovered = jnp.zeros((), bool)
-        grown = size > _GROWN * state.start_norm**2
+        grown = size > _GROWN * start
         broken = Result.DIVERGED  # of a minimiser: λ + A is not positive definite
         if self.learner.bayes:
             trace = jnp.trace(state.state.covariance)
             noiseless = self.observations.model.channel.noiseless
             recovered = noiseless & self.decay.reached(state.decay_count, trace)
-            grown = size > _BEYOND * jnp.trace(self.second_moment)
+            grown = size > _BEYOND * jnp.trace(self.observations.second_moment)
             broken = Result.NONFINITE
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),
@@ -264,8 +379,8 @@ class GampIteration(AbstractSolver[Position]):
         """A row is next to zero and grows: a run whose other rows stand still goes on."""
         size = lambda W: jnp.sum(W**2, axis=tuple(range(1, W.ndim))) / W[0].size
         new = size(state.state.weights)
-        old = size(state.state.weights - state.pace.change)
-        S = jnp.diagonal(self.second_moment)
+        old = size(state.state.weights - state.damping.change)
+        S = jnp.diagonal(self.observations.second_moment)
         others = jnp.max(new) > _EMERGING * jnp.max(S)
         return others & jnp.any((new < _EMERGING * S) & (new > old))
 
@@ -299,17 +414,16 @@ class GampIteration(AbstractSolver[Position]):
         """`_step`, as one device sees it."""
         operator = self.observations.operator
         seen = self._responses(operator, state, numbers)
-        g = seen.posterior.g
+        g, S = seen.posterior.g, self.observations.second_moment
         A = self._precision(operator, seen.posterior, seen.V)
         b = seen.fields + contract(A, state.weights)
-        # the textbook algorithm: A as it is, b as it is
-        calibrated = Calibration(A, jnp.eye(len(A), dtype=A.dtype))
+        rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
         if self.calibrate:
-            calibrated = calibration(b, A, operator.outer_precision(g), self.second_moment)
-        b = contract(calibrated.rescaling, b) + self.side.fields
-        weights, covariance = self.learner.posterior(b, calibrated.precision + self.side.precision)
-        memory = jnp.einsum("pq,nqm->npm", covariance @ calibrated.rescaling, g)
-        # `Pace.relative` undoes the factor 1 - d in the change of Ŵ: a change here is one there
+            A, rescaling = calibration(b, A, operator.outer_precision(g), S)
+        b = contract(rescaling, b) + self.side.fields
+        weights, covariance = self.learner.posterior(b, A + self.side.precision)
+        memory = jnp.einsum("pq,nqm->npm", covariance @ rescaling, g)
+        # `Damping.relative` undoes the factor 1 - d in the change of Ŵ: a change here is one there
         weights, covariance, memory = jax.tree.map(
             lambda new, old: (1.0 - damping) * new + damping * old,
             (weights, covariance, memory),
@@ -322,7 +436,7 @@ class GampIteration(AbstractSolver[Position]):
             memory=memory,
             g=g,
             omega=seen.omega,
-            precision=calibrated.precision,
+            precision=A,
             step=state.step + 1,
         )
         return next_state, (operator.mean(missed.astype(weights.dtype)), seen.excess)
@@ -345,12 +459,12 @@ class GampIteration(AbstractSolver[Position]):
                 return C, jnp.ones((), C.dtype)
             labels = self.observations.data.labels
             excess = misfit(model.channel, labels, omega, C, numbers, operator).excess
-            return widened(C, self.second_moment, excess), excess
+            return widened(C, self.observations.second_moment, excess), excess
 
         if not isinstance(operator.inputs, Regenerated):
             omega = operator.forward(state.weights) - state.memory
             V, excess = believed(omega)
-            posterior = self.learner.respond(self.statistic, omega, V, key)
+            posterior = self.learner.respond(self.observations.statistic, omega, V, key)
             return Responses(omega, V, excess, posterior, operator.adjoint(posterior.g))
 
         def through(V: Array) -> Responses:
@@ -360,15 +474,14 @@ class GampIteration(AbstractSolver[Position]):
                 posterior = self.learner.respond(statistic, omega, V, key)
                 return posterior.g, (omega, posterior)
 
-            rows = (self.statistic, state.memory)
+            rows = (self.observations.statistic, state.memory)
             (omega, posterior), total = operator.forward_adjoint(state.weights, rows, answer)
             return Responses(omega, *believed(omega), posterior, total)
 
         if numbers is None:
             return through(C)
         # a loop, not a branch: the program of a pass is large, and is compiled once
-        shapes = jax.eval_shape(through, C)
-        unseen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        unseen = jax.tree.map(jnp.zeros_like, jax.eval_shape(through, C))
         return lax.while_loop(
             lambda now: (now[0] == 0) | (now[0] == 1) & (now[1].excess > 1.0),
             lambda now: (now[0] + 1, through(now[1].V)),
@@ -377,10 +490,9 @@ class GampIteration(AbstractSolver[Position]):
 
     def _precision(self, operator: AbstractOperator, posterior: Posterior, V: Array) -> Array:
         """A (P, P), by the estimate that was asked for; "state": that of theory."""
-        estimate = operator.precisions.get(self.precision)
-        if estimate is not None:
-            return estimate(posterior.g, posterior.dg)
-        Q = self.second_moment - V
+        if self.precision != "state":
+            return operator.precisions[self.precision](posterior.g, posterior.dg)
+        Q = self.observations.second_moment - V
         return operator.alpha * self.observations.model.channel.expected(Q, V, self.key)
 
 
@@ -391,4 +503,4 @@ def _of_samples(
     problem, state, _, numbers = arguments
     fields = [x for s in (problem.start, state) for x in (s.memory, s.g, s.omega)]
     drawn = [] if numbers is None else [*numbers]
-    return [*problem.observations.data.of_samples, problem.statistic, *fields, *drawn]
+    return [*problem.observations.of_samples, *fields, *drawn]

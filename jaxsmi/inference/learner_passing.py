@@ -12,25 +12,21 @@ no damping is asked for, a run that does not settle is damped, and one that dive
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.options import Bayes
-from jaxsmi.core.validate import check
+from jaxsmi.inference.iteration import Risk, Task
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
     AbstractModelResponder,
     AbstractResponder,
-    BayesResponder,
     learner_of,
 )
 from jaxsmi.learners.matrix_erm import MatrixErm, believed, residual, student_of
@@ -38,59 +34,6 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.matrix import MatrixModel
 
 _MORE = 0.8  # damping of a second run, after one that diverged (empirical)
-
-
-class AbstractRisk(eqx.Module):
-    """The risk that a learner descends."""
-
-    @abc.abstractmethod
-    def __call__(self, W: Array, data: Dataset) -> dict[str, Any]:
-        """What a `LearnerSolution` holds beyond a `Solution`, at the signal W."""
-
-
-class Task(NamedTuple):
-    """A learner as message passing takes it.
-
-    Attributes:
-        model: Prior, design and channel that it believes in.
-        responder: Its responses, from that model with the norm that labels tell.
-        risk: None for the posterior of the model.
-        precision: The estimate of A.
-        calibrate: A, b and V are calibrated by the data.
-        dampings: Of a run, and of further ones while they diverge.
-        adaptive: The damping of a run is chosen on its way.
-        check_labels: Raises a ValueError for labels that it cannot take.
-    """
-
-    model: AbstractModel
-    responder: Callable[[AbstractModel], AbstractResponder]
-    risk: AbstractRisk | None
-    precision: str
-    calibrate: bool
-    dampings: tuple[float, ...]
-    adaptive: bool
-    check_labels: Callable[[Array], None]
-
-
-def bayes_task(model: AbstractModel, learner: Bayes) -> Task:
-    """The learner that knows the model."""
-    settings = model.design.message_passing
-    precision = learner.precision or settings.precisions[0]
-    validate.choice("precision", precision, settings.precisions)
-    allowed = "False for this model"
-    check(settings.calibrated or not learner.calibrate, "calibrate", learner.calibrate, allowed)
-    calibrate = settings.calibrated if learner.calibrate is None else learner.calibrate
-    return Task(
-        model=model,
-        responder=BayesResponder,
-        risk=None,
-        precision=precision,
-        calibrate=calibrate,
-        dampings=settings.dampings,
-        # where a family has dampings of its own, the choice is not left to pace.py
-        adaptive=len(settings.dampings) == 1,
-        check_labels=model.channel.check_labels,
-    )
 
 
 def _index_task(model: AbstractModel, learner: AbstractIndexLearner) -> Task:
@@ -108,16 +51,14 @@ def _matrix_task(model: AbstractModel, learner: MatrixErm) -> Task:
 
 
 def _risk_task(
-    model: AbstractModel, responder: AbstractResponder, risk: AbstractRisk, precision: str
+    model: AbstractModel, responder: AbstractResponder, risk: Risk, precision: str
 ) -> Task:
     return Task(
         model=model,
         responder=lambda _: responder,
         risk=risk,
         precision=precision,
-        calibrate=False,  # by the posterior of the model, which is not the learner's
         dampings=(model.design.message_passing.dampings[0], _MORE),
-        adaptive=True,
         check_labels=model.channel.check_labels,
     )
 
@@ -126,7 +67,7 @@ def _risk_task(
 TASKS: Mapping[bool, Callable[..., Task]] = {False: _index_task, True: _matrix_task}
 
 
-class _IndexRisk(AbstractRisk):
+class _IndexRisk(eqx.Module):
     """R of a loss of fields."""
 
     learner: AbstractIndexLearner
@@ -164,7 +105,7 @@ class _MatrixResponder(AbstractModelResponder):
         return unit * made[None], slope / precision * jnp.ones((1, 1))
 
 
-class _MatrixRisk(AbstractRisk):
+class _MatrixRisk(eqx.Module):
     """R of a matrix; the model of its solution is the teacher's, with the noise of that."""
 
     teacher: MatrixModel

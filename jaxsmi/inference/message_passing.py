@@ -1,6 +1,6 @@
 r"""Generalised approximate message passing on a data set: one engine for every model and learner.
 
-    prepare     the learner's task (learner_passing.py), the start (starts.py), one `GampIteration`
+    prepare     the learner's task (learner_passing.py), the start, one `GampIteration`
     iterate     its steps (iteration.py) in the loop of core/driver.py. A run that stands still goes
                 on where labels tell of directions that it does not know (outside jit, after a
                 spectral start); one that diverges is tried again with more damping
@@ -8,7 +8,7 @@ r"""Generalised approximate message passing on a data set: one engine for every 
                 a run of which a row has less in common with its spectral estimate than theory says,
                 or has learned less, gives back its start
 
-Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41)].
+Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41); spectral, section 5].
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, nan, not_recorded, theory_dtype
 from jaxsmi.core.codes import RUNNING, Result
@@ -32,16 +34,34 @@ from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.core.validate import check
-from jaxsmi.inference import starts
-from jaxsmi.inference.iteration import GampIteration, GampState, Position, statistic_of
-from jaxsmi.inference.learner_passing import TASKS, AbstractRisk, Task, bayes_task
-from jaxsmi.inference.observations import Observations
-from jaxsmi.learners.base import AbstractLearner
-from jaxsmi.models.base import AbstractModel, check_data, model_argument
+from jaxsmi.inference.calibration import with_norm
+from jaxsmi.inference.iteration import (
+    GampIteration,
+    GampState,
+    Observations,
+    Position,
+    Risk,
+    SideInformation,
+    Task,
+    contract,
+)
+from jaxsmi.inference.learner_passing import TASKS
+from jaxsmi.inference.spectral import (
+    REGULARISATION,
+    new_and_old,
+    nothing_known,
+    spectral_start,
+    unknown_directions,
+)
+from jaxsmi.learners.base import AbstractLearner, BayesResponder
+from jaxsmi.models.base import AbstractModel, check_data, is_centred, model_argument
 
 _MAX_STEPS = 300
 _TOLERANCE = 1e-4
+_TINY = 1e-3  # size of a random start: Q = 1e-6 is below what labels tell at any finite D
 _SIZE = 0.5  # of a learner's random start: a tiny one fails where the loss is not convex
+_INFORMED = 0.99  # side information λ of an informed start
+_FIELDS = 64  # fields at which the parity of a link is looked at
 # Posterior means share with the spectral estimate what that shares with itself; half of it leaves
 # room for fluctuations at small D.
 _KEPT = 0.5
@@ -137,19 +157,20 @@ def gamp(
     function, every = Record.of(record)
     warn_of_inputs(model, data)
     if isinstance(learner, Bayes):
-        task = bayes_task(model, learner)
+        task = _bayes_task(model, learner)
     else:
         allowed = "smi.Bayes(..), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
         learner = validate.instance("learner", learner, AbstractLearner, allowed)
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
         task = TASKS[learner.explicit](model, learner)
+    if iteration.damping is not None:
+        task = task._replace(dampings=(iteration.damping,), adaptive=False)
     key = validate.key("key", key)
     problem = _prepare(task, data, key, start, iteration, function)
     numbers = (problem.start.weights, start.side_information, problem.damping, problem.tolerance)
     valid = validate.valid((model, task.risk, numbers))
     label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
-    dampings = task.dampings if iteration.damping is None else task.dampings[:1]
-    for more in dampings[1:]:
+    for more in task.dampings[1:]:
         solution = _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
         if not (concrete(solution.result) and int(solution.result) in _AGAIN):
             return solution
@@ -193,28 +214,44 @@ def _prepare(
     """The solver of a task, from validated arguments."""
     data = check_data(task.model, data, teacher=task.risk is None)
     task.check_labels(data.labels)
-    state = _state_of(start, *task.model.design.shapes(data.inputs.shape))
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     *start_keys, run_key = _streams(key)
-    begin = _begin(task, data, start_keys, start, state)
-    responder = task.responder(begin.model)
-    damping = task.dampings[0] if iteration.damping is None else iteration.damping
+    begin = _begin(task, data, start_keys, start)
     tolerance = _TOLERANCE if iteration.tolerance is None else iteration.tolerance
     return GampIteration(
-        observations=Observations(begin.model, data, data.mesh),
-        learner=responder,
-        start=begin.state if state is None else state,
+        observations=begin.observations,
+        learner=task.responder(begin.observations.model),
+        start=begin.state,
         spectral=begin.spectral,
-        statistic=statistic_of(responder, data.labels),
         side=begin.side,
-        damping=jnp.asarray(damping, theory_dtype()),
+        damping=jnp.asarray(task.dampings[0], theory_dtype()),
         tolerance=jnp.asarray(tolerance, theory_dtype()),
         key=run_key,
         record=record,
         precision=task.precision,
         calibrate=task.calibrate,
-        adaptive=task.adaptive and iteration.damping is None,
+        adaptive=task.adaptive,
         max_steps=iteration.max_steps or _MAX_STEPS,
+    )
+
+
+def _bayes_task(model: AbstractModel, learner: Bayes) -> Task:
+    """The learner that knows the model."""
+    settings = model.design.message_passing
+    precision = learner.precision or settings.precisions[0]
+    validate.choice("precision", precision, settings.precisions)
+    allowed = "False for this model"
+    check(settings.calibrated or not learner.calibrate, "calibrate", learner.calibrate, allowed)
+    return Task(
+        model=model,
+        responder=BayesResponder,
+        risk=None,
+        precision=precision,
+        dampings=settings.dampings,
+        check_labels=model.channel.check_labels,
+        calibrate=settings.calibrated if learner.calibrate is None else learner.calibrate,
+        # a family with dampings of its own does not leave the choice to the run
+        adaptive=len(settings.dampings) == 1,
     )
 
 
@@ -225,39 +262,144 @@ def _streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
     return keys[0], keys[1], keys[2]
 
 
-def _state_of(start: Start, signal: tuple[int, ...], fields: tuple[int, ...]) -> GampState | None:
-    """The state to continue from, if that is where a run starts."""
-    state = start.weights
-    if isinstance(state, Solution):
-        allowed = "a solution of gamp or spectral, which has a state to continue from"
-        state = validate.instance("start", state.state, GampState, allowed)
-    if not isinstance(state, GampState):
-        return None
+class _Begin(NamedTuple):
+    """What a run starts with: the `observations` (their prior with the norm that the labels tell),
+    the `state`, `side` information, and the `spectral` estimate (P, D) where the start was that."""
+
+    observations: Observations
+    state: GampState
+    side: SideInformation
+    spectral: Array | None = None
+
+
+def _begin(task: Task, data: Dataset, keys: list[PRNGKeyArray], start: Start) -> _Begin:
+    """The start of a run. `keys`: of its random part, and of the spectral estimate or of side
+    information."""
+    model, bayes, init = task.model, task.risk is None, start.weights
+    if init is None:
+        silent = bayes and not start.aided and _is_silent(model)
+        init = "spectral" if silent else _TINY if bayes else _SIZE
+    word = init if isinstance(init, str) else None
+    if word == "spectral" and bayes:
+        strength = start.side_information
+        check(not start.aided, "side_information", strength, "0 with start='spectral'")
+        return _spectral(model, data, keys)
+    signal, fields = model.design.shapes(data.inputs.shape)
+    observed = lambda strength: SideInformation(
+        *model.prior.side_information(keys[1], _teacher_signal(model, data), strength)
+    )
+    side = observed(start.side_information) if start.aided else None
+    if isinstance(init, Solution | GampState):
+        state = _continued(init, signal, fields)
+    else:
+        if word == "informed" and bayes:
+            A, b = observed(jnp.asarray(_INFORMED, theory_dtype()))
+            estimate = model.prior.posterior(b, A)
+        else:
+            # a minimiser has no posterior mean: it starts at the teacher itself
+            init = _teacher_signal(model, data) if word == "informed" else init
+            estimate = _estimate(model, signal, init, side, keys[0])
+        state = GampState.start(*estimate, fields)
+    observations = Observations.of(model, data, task.responder(model))
+    return _Begin(observations, state, _no_side(state) if side is None else side)
+
+
+def _continued(
+    start: Solution | GampState, signal: tuple[int, ...], fields: tuple[int, ...]
+) -> GampState:
+    """The state to continue from."""
+    allowed = "a solution of gamp or spectral, which has a state to continue from"
+    state = start.state if isinstance(start, Solution) else start
+    state = validate.instance("start", state, GampState, allowed)
     check(state.weights.shape == signal, "state", state.weights, f"weights of shape {signal}")
     allowed = f"the state of a run on {fields[0]} samples"
     check(state.g.shape == fields, "state", state.g, allowed)
     return state
 
 
-def _begin(
-    task: Task, data: Dataset, keys: list[PRNGKeyArray], start: Start, state: GampState | None
-) -> starts.Start:
-    """The start of a run: spectral, or one of starts.ordinary."""
-    model, bayes = task.model, task.risk is None
-    init = start.weights if state is None else starts.TINY
-    if init is None:
-        silent = bayes and not start.aided and starts.is_silent(model)
-        init = "spectral" if silent else starts.TINY if bayes else _SIZE
-    word = init if isinstance(init, str) else None
-    if word == "spectral" and bayes:
-        strength = start.side_information
-        check(not start.aided, "side_information", strength, "0 with start='spectral'")
-        return starts.spectral(model, data, keys)
-    if word == "informed" and not bayes:
-        # a minimiser has no posterior mean: it starts at the teacher itself
-        init = starts.teacher_signal(model, data)
-    strength = start.side_information if start.aided else None
-    return starts.ordinary(model, data, keys, init, strength)
+def _estimate(
+    model: AbstractModel,
+    signal: tuple[int, ...],
+    init: ArrayLike | str,
+    side: SideInformation | None,
+    key: PRNGKeyArray,
+) -> tuple[Array, Array]:
+    """Ŵ and C of a random start of the size `init`, or at the signal `init`."""
+    allowed = f"a positive number, 'spectral', 'informed', or an array {signal}"
+    value = validate.array("start", init, allowed)
+    check(value.shape in ((), signal), "start", value, allowed)
+    whole = value.ndim > 0
+    # zero is a fixed point of even labels, unless side information adds to it
+    valid = jnp.any(value != 0.0) | (side is not None)
+    valid = valid & (whole | jnp.all(value >= 0.0))
+    check(valid, "start", value, "a positive number, or a signal that is not zero")
+    value = jnp.where(valid, value, jnp.nan)
+    size = jnp.zeros((), value.dtype) if whole else value
+    if side is None:
+        weights, covariance = model.prior.start(key, signal, size)
+    else:
+        weights, covariance = model.prior.posterior(side.fields, side.precision)
+        weights = weights + size * jax.random.normal(key, signal, theory_dtype())
+    return value if whole else weights, covariance
+
+
+def _no_side(state: GampState) -> SideInformation:
+    return SideInformation(jnp.zeros_like(state.covariance), jnp.zeros_like(state.weights))
+
+
+def _teacher_signal(model: AbstractModel, data: Dataset) -> Array:
+    """The teacher of the data, as a signal of message passing."""
+    allowed = "a teacher, for side information or an informed start"
+    check(data.teacher is not None, "data.teacher", None, allowed)
+    assert data.teacher is not None
+    return model.student.teacher_signal(data.teacher).astype(theory_dtype())
+
+
+def _is_silent(model: AbstractModel) -> bool:
+    """Labels say nothing of W at first order, as far as their parity shows it; and the prior
+    neither."""
+    if model.unsupported_reason("spectral") is not None or not model.channel.drawable:
+        return False
+    centred = is_centred(model)  # outside jit one program
+    with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
+        shape = (_FIELDS, model.channel.indices, model.channel.tokens)
+        fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
+        centred = centred if concrete(centred) else is_centred(model)
+        both = (_even(model.channel, fields), centred)
+    return concrete(both) and all(map(bool, both))
+
+
+# compiled, the fields an argument: constants would be worked on one operation after the other
+@eqx.filter_jit
+def _even(channel: AbstractChannel, fields: Array) -> Array:
+    """Labels stay the same where all fields (n, P, M) change their sign."""
+    labels, mirrored = (jax.vmap(channel.link)(z) for z in (fields, -fields))
+    rounding = 64.0 * jnp.finfo(labels.dtype).eps * jnp.max(jnp.abs(labels))
+    return jnp.max(jnp.abs(labels - mirrored)) <= rounding
+
+
+def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> _Begin:
+    """The spectral start; where nothing is learned, a random one. A ValueError (weights NaN where
+    traced) for a model whose prior or labels tell W at first order, where it has no sense."""
+    allowed = "a positive number, 'informed' or an array, for this model"
+    check(model.unsupported_reason("spectral") is None, "start", "spectral", allowed)
+    centred = is_centred(model)
+    check(centred, "start", "spectral", allowed)
+    observations = Observations.of(with_norm(model, data, None), data)
+    s = jnp.asarray(REGULARISATION, theory_dtype())
+    start = spectral_start(observations, nothing_known(observations), keys[1], s)
+    allowed = "a positive number where labels say something of W at first order"
+    check(~start.first_order, "start", "spectral", allowed)
+    size = jnp.where(start.first_order | ~centred, jnp.nan, _TINY)
+    state = _noisy(start.state, keys[0], size)
+    return _Begin(observations, state, _no_side(state), start.estimate)
+
+
+@eqx.filter_jit
+def _noisy(state: GampState, key: PRNGKeyArray, size: Array) -> GampState:
+    """The state with something tiny in all directions."""
+    noise = size * jax.random.normal(key, state.weights.shape, state.weights.dtype)
+    return dataclasses.replace(state, weights=state.weights + noise)
 
 
 # Iterate
@@ -285,16 +427,29 @@ _restarted = eqx.filter_jit(GampIteration.init)
 def _following(
     problem: GampIteration, run: Run[Position], key: PRNGKeyArray
 ) -> GampIteration | None:
-    """The solver that goes on from a run that stands still, with a spectral estimate of directions
-    that it does not know; None where there is none, or no such start, or inside jit."""
-    if problem.spectral is None or not concrete(run.result):
+    """The solver that goes on from a run that stands still, if labels tell of directions that it
+    does not know: given the others, these have a spectral estimate of their own. None without such
+    a start, inside jit, where all directions are known or none, or where nothing stands out."""
+    old = problem.spectral
+    if old is None or not concrete(run.result):
         return None
-    if int(run.result) not in (Result.SUCCESS, Result.INACCURATE):
+    state = run.state.state
+    S = problem.observations.second_moment
+    unknown = unknown_directions(state.weights, S)
+    still = int(run.result) in (Result.SUCCESS, Result.INACCURATE)
+    if not still or not 0 < round(float(jnp.trace(unknown))) < len(S):
         return None
-    more = starts.further(problem.observations, run.state.state, problem.spectral, key)
-    if more is None:
+    start_key, spectral_key = jax.random.split(key)
+    s = jnp.asarray(REGULARISATION, theory_dtype())
+    start = spectral_start(problem.observations, state, spectral_key, s)
+    if not bool(start.outlier.learned):
         return None
-    return dataclasses.replace(problem, start=more[0], spectral=more[1])
+    _, known = new_and_old(unknown, S)
+    return dataclasses.replace(
+        problem,
+        start=_noisy(start.state, start_key, jnp.asarray(_TINY)),
+        spectral=start.estimate + contract(known, old),
+    )
 
 
 # Finish
@@ -304,7 +459,7 @@ def _following(
 def _finish(
     problem: GampIteration,
     end: Run[Position],
-    risk: AbstractRisk | None,
+    risk: Risk | None,
     key: PRNGKeyArray,
     valid: Array,
 ) -> Solution:

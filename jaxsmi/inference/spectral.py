@@ -4,14 +4,21 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 
     T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
 
-    W_a      its eigenvectors that stand out, scaled as theory says (spectral_outlier.py)
+    W_a      its eigenvectors that stand out, scaled as theory says (spectral_theory.py)
     Ŵ        Σ_a R_a W_a: then Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D, as of a posterior mean
     memory   Σ_a R_a V_a 𝒯_s X W_a/√D, what message passing has to take off the fields of the same
              inputs
 
+    T_s W = (1/D) Σ_μ x_μ 𝒯_μ x_μᵀ W    by one pass over the inputs, stored, regenerated or sharded
+
+The eigensolver is block Lanczos, begun again from its best vectors until those that are wanted have
+settled: each vector of the space it looks in costs one product, where the LOBPCG of JAX takes four.
+
 The norm of one index is that which the labels tell (calibration.py). In directions of which a run
 knows nothing yet, once it knows others, the same holds with G of these at its cavity fields, on
 vectors orthogonal to what is known.
+
+Source: [theory: spectral, sections 3 to 5].
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -30,49 +38,57 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
+from jaxsmi.design.index import IndexOperator
 from jaxsmi.inference.calibration import with_norm
-from jaxsmi.inference.iteration import GampState, contract, statistic_of
-from jaxsmi.inference.observations import Observations
-from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
+from jaxsmi.inference.iteration import (
+    EVERYWHERE,
+    GampState,
+    Observations,
+    contract,
+    on_devices,
+)
 from jaxsmi.inference.spectral_theory import (
+    MOST,
     LabelMoments,
+    Outlier,
     label_moments,
     largest_overlap,
+    outlier,
     response,
     tells_nothing,
     token_trace,
+    transformed,
 )
-from jaxsmi.inference.spectral_vectors import (
-    RESIDUAL,
-    Product,
-    Search,
-    combined,
-    eigenvectors,
-    orthonormal,
-)
-from jaxsmi.learners.base import BayesResponder
 from jaxsmi.models.base import CENTRED, AbstractModel, check_data, is_centred, model_argument, title
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 
 REGULARISATION = 0.95
 _LABELS = 4096  # at most, that theory's averages are made of
 _KNOWN = 0.02  # of S: a direction of which less is known is looked for
-_LEARNED = 1e-4  # an overlap of theory, over S, that is none
+_RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
+_DENSE = 64  # P D up to which the matrix is diagonalised
+_STAGE = 25  # iterations between two looks at the residual
+_MOST_ITERATIONS = 200
+_COMBINATIONS = 4096  # on the unit sphere of four vectors 0.2 apart; each round halves that
+_ROUNDS = 8
+_NEAR = 0.02  # a squared distance of Gram matrices, relative
+_FAR = 0.5  # another
+_NULL = 1e-8  # of D: a squared length that is zero
 
 
 class SpectralStart(NamedTuple):
     """The spectral estimate as message passing takes it.
 
     `state`: a `GampState`; `estimate` Ŵ (P, D): its weights, but for what was known before;
-    `outlier`: theory's numbers; `search`: eigenvectors and their values; `learned`: theory says
-    that something stands out of the bulk.
+    `outlier`: theory's numbers; `search`: eigenvectors and their values; `first_order`: labels tell
+    W at first order.
     """
 
     state: GampState
     estimate: Array
     outlier: Outlier
     search: Search
-    learned: Array
+    first_order: Array
 
 
 def spectral(
@@ -147,74 +163,52 @@ def spectral(
     model.channel.check_labels(data.labels)
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)
-    model = with_norm(model, data, norm)
-    observations = Observations(model, data, data.mesh)
-    start, first_order = spectral_start(observations, nothing_known(model, data), key, s)
+    observations = Observations.of(with_norm(model, data, norm), data)
+    start = spectral_start(observations, nothing_known(observations), key, s)
     allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
-    check(~first_order, "model", title(model), allowed)
-    valid = centred & ~first_order & validate.valid(s) & validate.valid(model)
-    return _solution(model, data, start, key, valid)
-
-
-def spectral_start(
-    observations: Observations,
-    known: GampState,
-    key: PRNGKeyArray,
-    s: ArrayLike = REGULARISATION,
-) -> tuple[SpectralStart, Array]:
-    """The start of message passing in the directions that are not `known`, those of the others as
-    they are; and whether labels tell W at first order (module docstring).
-
-    Theory's averages ⟨·⟩ are over the labels at hand, the first 4096.
-    """
-    # the program of message passing itself: what it computes is not compiled twice
-    statistic = statistic_of(BayesResponder(observations.model), observations.data.labels)
-    return _started(observations, statistic, known, key, jnp.asarray(s, known.weights.dtype))
+    check(~start.first_order, "model", title(model), allowed)
+    valid = centred & ~start.first_order & validate.valid(s) & validate.valid(model)
+    return _solution(observations, start, key, valid)
 
 
 @eqx.filter_jit
-def _started(
-    observations: Observations, statistic: Array, known: GampState, key: PRNGKeyArray, s: Array
-) -> tuple[SpectralStart, Array]:
-    """`spectral_start`, from what the channel needs of the labels."""
-    model, data = observations.model, observations.data
+def spectral_start(
+    observations: Observations, known: GampState, key: PRNGKeyArray, s: Array
+) -> SpectralStart:
+    """The start of message passing in the directions that are not `known`, those of the others as
+    they are (module docstring).
+
+    Theory's averages ⟨·⟩ are over the labels at hand, the first 4096.
+    """
+    tokens, S = observations.model.channel.tokens, observations.second_moment
     vector_key, channel_key = jax.random.split(key)
-    S = model.prior.second_moment(model.indices)
     unknown = unknown_directions(known.weights, S)
     known = _without(known, unknown, S)
-    alpha = jnp.asarray(data.samples / model.design.entries(data.dimension), S.dtype)
-    moments = _moments(observations, statistic, known, unknown, channel_key)
+    alpha = jnp.asarray(observations.alpha, S.dtype)
+    moments = _moments(observations, known, unknown, channel_key)
     some = jax.tree.map(lambda x: x[None, :_LABELS], moments)
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
-    theory = outlier(some.excess[0], model.channel.tokens, alpha, s, optimal)
-    learned = jnp.max(jnp.diagonal(optimal)) > _LEARNED
-    learned = learned & jnp.all(jnp.isfinite(theory.overlap))
-    masked = lambda x: jnp.where(learned, x, 0.0)
-    theory = theory._replace(
-        overlap=masked(theory.overlap),
-        scale=masked(theory.scale),
-        resolvent=masked(theory.resolvent),
-    )
+    theory = outlier(some.excess[0], tokens, alpha, s, optimal)
     T = transformed(moments.excess, s)
     H, _ = response(T, theory.resolvent[0], -1.0)
-    trace = lambda H: jnp.mean(token_trace(H, model.channel.tokens), axis=0)
+    trace = lambda H: jnp.mean(token_trace(H, tokens), axis=0)
     shift = alpha * (trace(H) - trace(H[:_LABELS] - some.excess[0]))
     others = orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
     product = Product(observations, T, shift, unknown, others)
     ranks = jnp.arange(len(theory.copies))
     wanted = jnp.max(jnp.where(theory.copies > 0, ranks + theory.copies, 0))
-    search = eigenvectors(product, wanted, learned, vector_key)
-    W = masked(combined(search.vectors, theory, jax.random.fold_in(vector_key, 1)))
+    search = eigenvectors(product, wanted, theory.learned, vector_key)
+    W = combined(search.vectors, theory, jax.random.fold_in(vector_key, 1))
     state, estimate = _state(observations, known, unknown, W, T, theory)
-    start = SpectralStart(state, estimate, theory, search, learned)
-    return start, ~tells_nothing(moments.mean[:, None])
+    first_order = ~tells_nothing(moments.mean[:, None])
+    return SpectralStart(state, estimate, theory, search, first_order)
 
 
 @eqx.filter_jit
-def nothing_known(model: AbstractModel, data: Dataset) -> GampState:
+def nothing_known(observations: Observations) -> GampState:
     """The state of message passing before anything is learned, Ŵ = 0."""
-    signal, fields = model.design.shapes(data.inputs.shape)
-    S = model.prior.second_moment(model.indices)
+    signal, fields = observations.model.design.shapes(observations.data.inputs.shape)
+    S = observations.second_moment
     return GampState.start(jnp.zeros(signal, S.dtype), S, fields)
 
 
@@ -248,19 +242,14 @@ def _without(known: GampState, unknown: Array, S: Array) -> GampState:
 
 
 def _moments(
-    observations: Observations,
-    statistic: Array,
-    known: GampState,
-    unknown: Array,
-    key: PRNGKeyArray,
+    observations: Observations, known: GampState, unknown: Array, key: PRNGKeyArray
 ) -> LabelMoments:
     """What each label says of its fields in the unknown directions, given the others, (N, ..)."""
-    model = observations.model
-    S = model.prior.second_moment(model.indices)
+    channel, S = observations.model.channel, observations.second_moment
     omega = observations.forward(known.weights) - known.memory
-    post = model.channel.respond(statistic, omega, known.covariance, key)
+    post = channel.respond(observations.statistic, omega, known.covariance, key)
     moments = label_moments(post.g, post.dg, S)
-    both = jnp.kron(unknown, jnp.eye(model.channel.tokens, dtype=S.dtype))
+    both = jnp.kron(unknown, jnp.eye(channel.tokens, dtype=S.dtype))
     mean = jnp.einsum("pq,nqm->npm", unknown, moments.mean)
     return LabelMoments(mean, both @ moments.excess @ both)
 
@@ -275,14 +264,14 @@ def _state(
 ) -> tuple[GampState, Array]:
     """The state of message passing with the spectral estimate in the unknown directions, of which
     nothing is `known`, and that estimate alone; of what is not learned, zero."""
-    prior = observations.model.prior
-    S = prior.second_moment(observations.model.indices)
+    S = observations.second_moment
     inverse = inverse_root(S)
     Q = theory.overlap
     rest = jnp.linalg.inv(jnp.eye(len(S), dtype=S.dtype) - Q)
     precision = inverse @ rest @ Q @ inverse
     scale = inverse @ rest @ theory.scale
-    mean, covariance = prior.posterior(jnp.einsum("apq,aqd->pd", scale, W), precision)
+    b = jnp.einsum("apq,aqd->pd", scale, W)
+    mean, covariance = observations.model.prior.posterior(b, precision)
     A, P, D = W.shape
     tokens = observations.model.channel.tokens
     fields = observations.forward(W.reshape(A * P, D)).reshape(-1, A, P * tokens)
@@ -307,18 +296,19 @@ def _state(
 
 @eqx.filter_jit
 def _solution(
-    model: AbstractModel, data: Dataset, start: SpectralStart, key: PRNGKeyArray, valid: Array
+    observations: Observations, start: SpectralStart, key: PRNGKeyArray, valid: Array
 ) -> Solution:
     """The estimate as a user takes it."""
+    model, data = observations.model, observations.data
     state, search = start.state, start.search
     masked = lambda x: jnp.where(valid, x, nan())
-    settled = search.residual < 10.0 * RESIDUAL
+    settled = search.residual < 10.0 * _RESIDUAL
     code = jnp.where(settled, int(Result.SUCCESS), int(Result.MAX_STEPS))
-    code = jnp.where(start.learned, code, int(Result.NOTHING_LEARNED))
+    code = jnp.where(start.outlier.learned, code, int(Result.NOTHING_LEARNED))
     finite = jnp.all(jnp.isfinite(state.weights))
     code = jnp.where(finite, code, int(Result.NONFINITE))
     measured = model.metric.overlaps(state.weights, data.teacher)
-    root = sqrt_psd(model.prior.second_moment(model.indices))
+    root = sqrt_psd(observations.second_moment)
     history = {
         "step": jnp.zeros(()),
         **measured,
@@ -332,7 +322,7 @@ def _solution(
         overlap=Q,
         stderr=jnp.zeros_like(Q),
         error=masked(model.metric.error(state.weights, data, key=jax.random.fold_in(key, 1))),
-        alpha=jnp.asarray(data.samples / model.design.entries(data.dimension), Q.dtype),
+        alpha=jnp.asarray(observations.alpha, Q.dtype),
         steps=search.iterations,
         residual=search.residual,
         result=jnp.where(valid, code, int(Result.INVALID)),
@@ -345,3 +335,190 @@ def _solution(
         key=key,
         kind="spectral",
     )
+
+
+# Eigenvectors
+
+
+def orthonormal(W: Array) -> Array:
+    """Rows (P, D) of length one, or zero, that span those of W, which may be zero."""
+    values, vectors = jnp.linalg.eigh(symmetric(W @ W.T))
+    kept = values > _NULL * W.shape[1]
+    return (vectors * jnp.where(kept, lax.rsqrt(jnp.where(kept, values, 1.0)), 0.0)).T @ W
+
+
+class Product(eqx.Module):
+    """The matrix T_s - shift in the unknown directions, on W orthogonal to what is known.
+
+    The shift (P, P) is α⟨Tr_M G⟩, and what α⟨Tr_M H⟩ of all labels has beyond that of those which
+    theory's averages were taken over: zero but for the labels at hand, it moves all eigenvalues
+    together, and those of different indices against each other.
+    """
+
+    observations: Observations
+    T: Array
+    shift: Array
+    unknown: Array
+    others: Array
+
+    def __call__(self, vectors: Array) -> Array:
+        """Of vectors (P D, k)."""
+        P, D = self.others.shape
+        weights = self.projected(vectors.T.reshape(-1, P, D))
+        moved = on_devices(
+            # not the design's own operator: only index models have these products
+            lambda observations, T, W: IndexOperator(
+                observations.data.inputs, observations.axes
+            ).weighted(T, W),
+            self.observations.mesh,
+            (self.observations, self.T, weights),
+            lambda arguments: [*arguments[0].of_samples, arguments[1]],
+            EVERYWHERE,
+        )
+        moved = self.projected(moved - jnp.einsum("pq,kqd->kpd", self.shift, weights))
+        return moved.reshape(-1, P * D).T
+
+    def projected(self, weights: Array) -> Array:
+        """Weights (k, P, D) in the unknown directions, without what they have of the others."""
+        weights = jnp.einsum("pq,kqd->kpd", self.unknown, weights)
+        shares = jnp.einsum("kpd,qd->kpq", weights, self.others)
+        return weights - jnp.einsum("kpq,qd->kpd", shares, self.others)
+
+
+class Search(NamedTuple):
+    """Eigenvectors of norm one, their values (k,), the largest residual of those that are wanted,
+    and the iterations taken."""
+
+    vectors: Array
+    values: Array
+    residual: Array
+    iterations: Array
+
+
+def eigenvectors(product: Product, wanted: Array, learned: Array, key: PRNGKeyArray) -> Search:
+    """The top eigenvectors (k, P, D) of the matrix, up to four, the first `wanted` of them to the
+    residual; it does not begin where nothing is `learned`."""
+    P, D = product.others.shape
+    k = min(MOST, P * D)
+    small = P * D <= _DENSE or P + 3 * k > D
+    end = _dense(product, k, learned) if small else _lanczos(product, k, wanted, learned, key)
+    vectors = end.vectors.T
+    # rounding would choose the signs, and a run on several devices begin elsewhere than on one
+    largest = jnp.argmax(jnp.abs(vectors), axis=1, keepdims=True)
+    signs = jnp.where(jnp.take_along_axis(vectors, largest, 1) < 0.0, -1.0, 1.0)
+    return end._replace(vectors=(signs * vectors).reshape(k, P, D))
+
+
+def _dense(product: Product, k: int, learned: Array) -> Search:
+    """By the whole matrix."""
+    matrix = symmetric(product(jnp.eye(product.others.size, dtype=product.T.dtype)))
+    sound = learned & jnp.all(jnp.isfinite(matrix))  # an eigensolver may not end on NaN
+    values, vectors = jnp.linalg.eigh(jnp.where(sound, matrix, 0.0))
+    zero = jnp.zeros((), product.T.dtype)
+    return Search(vectors[:, ::-1][:, :k], values[::-1][:k], zero, jnp.zeros((), int))
+
+
+def _lanczos(product: Product, k: int, wanted: Array, learned: Array, key: PRNGKeyArray) -> Search:
+    """By block Lanczos, begun again from its best vectors."""
+    P, D = product.others.shape
+    # in one unknown direction there are at least D - P dimensions: the blocks are independent
+    blocks = min(_STAGE, (D - P) // k)
+
+    def stage(now: Search) -> Search:
+        values, vectors = _ritz(product, now.vectors, blocks)
+        missed = jnp.linalg.norm(product(vectors) - values * vectors, axis=0)
+        worst = jnp.max(jnp.where(jnp.arange(k) < wanted, missed, 0.0))
+        return Search(vectors, values, worst, now.iterations + blocks)
+
+    def goes_on(now: Search) -> Array:
+        return learned & (now.residual > _RESIDUAL) & (now.iterations < _MOST_ITERATIONS)
+
+    start = product.projected(jax.random.normal(key, (k, P, D), product.T.dtype))
+    start = jnp.linalg.qr(start.reshape(k, P * D).T)[0]
+    unsettled = jnp.asarray(jnp.inf, start.dtype)
+    first = Search(start, jnp.zeros(k, start.dtype), unsettled, jnp.zeros((), int))
+    return lax.while_loop(goes_on, stage, first)
+
+
+def _ritz(product: Product, start: Array, blocks: int) -> tuple[Array, Array]:
+    """The top eigenvalues (k,) and vectors (n, k) of a symmetric matrix on the space that it makes
+    of orthonormal `start` (n, k) in so many products, less one."""
+    n, k = start.shape
+    size = blocks * k
+    basis = jnp.zeros((n, size + k), start.dtype).at[:, :k].set(start)
+
+    def grown(j: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        basis, matrix = now
+        moved = product(lax.dynamic_slice_in_dim(basis, j * k, k, axis=1)).astype(basis.dtype)
+        known = basis.T @ moved  # of later blocks zero: the upper triangle of the matrix
+        matrix = lax.dynamic_update_slice_in_dim(matrix, known[:size], j * k, axis=1)
+        # orthogonal to all blocks before, and twice: once leaves rounding over a small rest
+        new = jnp.linalg.qr(moved - basis @ known)[0]
+        new = jnp.linalg.qr(new - basis @ (basis.T @ new))[0]
+        return lax.dynamic_update_slice_in_dim(basis, new, (j + 1) * k, axis=1), matrix
+
+    nothing = jnp.zeros((size, size), start.dtype)
+    basis, matrix = lax.fori_loop(0, blocks, grown, (basis, nothing))
+    upper = jnp.triu(matrix)
+    values, vectors = jnp.linalg.eigh(upper + jnp.triu(upper, 1).T, symmetrize_input=False)
+    top = vectors[:, ::-1][:, :k]
+    return values[::-1][:k], basis[:, :size] @ top
+
+
+def combined(vectors: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
+    """W_a (A, P, D): of each group of eigenvectors (k, P, D) the combination whose Gram matrix is
+    nearest to that of theory; zero where there is no group. Signs are those of theory's W_a W_bᵀ.
+    """
+    A, D = len(theory.copies), vectors.shape[-1]
+    of_group = lambda a: _nearest(vectors, theory.gram[a, a], a, theory.copies[a], key)
+    W = lax.map(of_group, jnp.arange(A))
+    W = jnp.where((theory.copies > 0)[:, None, None], W, 0.0)
+    for a in range(1, A):
+        common = jnp.einsum("bpd,qd->bqp", W[:a], W[a]) / D
+        agreement = jnp.sum(common * theory.gram[a, :a])
+        W = W.at[a].multiply(jnp.where(agreement < 0.0, -1.0, 1.0))
+    return W
+
+
+def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGKeyArray) -> Array:
+    """W (P, D), c · eigenvectors from this rank on, scaled, of a Gram matrix nearest to `gram`.
+
+    One eigenvector where there is one copy, the first that is not far; else the best of many random
+    combinations, looked for around the best so far at ever smaller distance, of as many vectors as
+    there are copies, or of more where these do not do. At finite D copies are split, and others
+    between, or above what is one.
+    """
+    k, _, D = weights.shape
+    grams = jnp.einsum("apd,bqd->abpq", weights, weights) / D
+    ranks, single = jnp.arange(k), jnp.eye(k)
+
+    def factor(c: Array) -> Array:
+        norms = jnp.einsum("...a,...b,abpp->...", c, c, grams)
+        return jnp.sqrt(jnp.trace(gram) / norms)
+
+    def distance(c: Array) -> Array:
+        c = c * factor(c)[..., None]
+        made = jnp.einsum("...a,...b,abpq->...pq", c, c, grams)
+        square = jnp.sum((made - gram) ** 2, axis=(-1, -2))
+        return jnp.where(jnp.isfinite(square), square, jnp.inf)
+
+    def among(count: Array) -> Array:
+        taken = (ranks >= rank) & (ranks < rank + count)
+
+        def search(n: int | Array, best: Array) -> Array:
+            normal = jax.random.normal(jax.random.fold_in(key, n), (_COMBINATIONS, k))
+            tried = jnp.where(taken, best + 0.5**n * normal, 0.0)
+            tried = jnp.concatenate([best[None], tried / jnp.linalg.norm(tried, axis=1)[:, None]])
+            return tried[jnp.argmin(distance(tried))]
+
+        return lax.fori_loop(0, _ROUNDS, search, single[rank])
+
+    several = copies > 1
+    counts = ranks + 1
+    tried = jnp.where(several, jax.vmap(among)(counts), single)
+    allowed = jnp.where(several, counts >= copies, ranks >= rank)
+    away = distance(tried)
+    # of those that are near enough the first: with more vectors noise fits the Gram matrix, too
+    near = away < jnp.where(several, _NEAR, _FAR) * jnp.sum(gram**2)
+    c = tried[jnp.argmin(jnp.where(allowed, jnp.where(near, 0.0, away), jnp.inf))]
+    return factor(c) * jnp.tensordot(c, weights, axes=1)

@@ -13,6 +13,27 @@ Tr_M sums the diagonal blocks of the M tokens. The largest Q that solves this is
 optimal spectral estimator, and of linear message passing; it leaves zero at the threshold of weak
 recovery, α_c = 1/λ_max, as Q ← α ⟨Tr_M[G Q G]⟩ is the growth map. Directions that grow only once
 others are learned are not found.
+
+Outliers, Eqs. (7) to (12). The spectral estimator takes
+the top eigenvectors of
+
+    T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,    𝒯_s = G (I + sG)^{-1},   0 < s < 1
+
+which is bounded where that of s = 1, optimal, is not; less α⟨Tr_M G⟩, which is zero up to the
+labels at hand. At a spectral parameter m outside the bulk
+
+    V = (m I - α ⟨Tr_M (H - G)⟩)^{-1},   H = 𝒯_s (I - V 𝒯_s)^{-1}       the resolvent
+    bulk edge   N ↦ V α⟨Tr_M[H N H]⟩ V              has the eigenvalue one
+    outliers    M ↦ V α⟨Tr_M[H M G]⟩                has the eigenvalue one, at m_a, V_a, H_a
+    noise       N_ab = V_a α⟨Tr_M[H_a (M_a (I+G) M_bᵀ + N_ab) H_b]⟩ V_b
+    vectors     W_a W*ᵀ/D = M_a,   W_a W_bᵀ/D = M_a M_bᵀ + N_ab
+    estimate    Ŵ = Σ_a R_a W_a,   R = Mᵀ (M Mᵀ + N)^+,   Q = Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D = Σ_a R_a M_a
+
+(M, R and N without an index are those of all vectors, stacked; V, M, N act on fields as V ⊗ I_M.)
+At s = m = 1 the resolvent is the fixed point above, V = I - Q: outliers are then at
+m = 1, and at 1 + (1 - s)/(1 - q_a) beside it, and are looked for above one. Where the labels do not
+change under a group of transformations of the indices, several M share an eigenvalue; the one
+nearest to Q of the optimal estimator is taken.
 """
 
 from __future__ import annotations
@@ -47,6 +68,15 @@ _STEPS = 400
 _SIGMAS = 5.0
 _LITTLE = 0.1  # of S: of a handful of labels the error bar is large
 _ZERO = 1e-4  # a squared mean that quadrature may leave
+MOST = 4  # outliers that are looked for, of P² that there may be
+_NEWTON = 50  # steps to the resolvent at one m
+_HUGE = 1e6  # an eigensolver may not end on larger numbers
+_SETTLED = 1e-9
+_HALVINGS = 24  # of an interval of m some 10 wide: to 1e-6 (of the edge, 200 wide: to 1e-5)
+_APART = 1e-4  # of m: an outlier nearer to the edge is the edge, to the error of the halvings
+_SAME = 0.95  # eigenvalues from here to the top are copies of one
+_NULL = 1e-9
+_LEARNED = 1e-4  # an overlap, over S, that is none
 
 
 class LabelMoments(NamedTuple):
@@ -167,14 +197,13 @@ def spectral_overlap(
     key = validate.key("key", key)
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)
-    moments = _drawn_moments(model, key, power_of_two(max(points, 2)), nets)
-    silent = tells_nothing(moments.mean)
+    estimate, silent = _overlap(model, alpha, key, power_of_two(max(points, 2)), nets)
     allowed = (
         "one whose labels say nothing of W at first order: message passing needs no other start"
     )
     check(silent, "model", title(model), allowed)
     valid = centred & silent & validate.valid(alpha) & validate.valid(model)
-    return _solved(model, jnp.where(valid, alpha, nan()), moments)
+    return jax.tree.map(lambda x: jnp.where(valid, x, nan()), estimate)
 
 
 def tells_nothing(mean: Array) -> Array:
@@ -187,28 +216,22 @@ def tells_nothing(mean: Array) -> Array:
 
 
 @eqx.filter_jit
-def _drawn_moments(
-    model: AbstractModel, key: PRNGKeyArray, samples: int, nets: int
-) -> LabelMoments:
-    """Moments of labels that are drawn by the model, (R, n, ..)."""
+def _overlap(
+    model: AbstractModel, alpha: Array, key: PRNGKeyArray, samples: int, nets: int
+) -> tuple[Estimate, Array]:
+    """The largest Q, from above, in the units of S; and `tells_nothing` of the labels drawn."""
     S = model.prior.second_moment(model.indices)
-    nothing = jnp.zeros_like(S)
-    post = draw_posteriors(model.channel, nothing, S, key=key, points=samples, nets=nets)
+    post = draw_posteriors(model.channel, jnp.zeros_like(S), S, key=key, points=samples, nets=nets)
     moments = label_moments(post.g, post.dg, S)
-    return jax.tree.map(lambda x: x.reshape(nets, samples, *x.shape[1:]), moments)
-
-
-@eqx.filter_jit
-def _solved(model: AbstractModel, alpha: Array, moments: LabelMoments) -> Estimate:
-    """The largest Q, from above, in the units of S."""
-    S = model.prior.second_moment(model.indices)
+    moments = jax.tree.map(lambda x: x.reshape(nets, samples, *x.shape[1:]), moments)
     end = largest_overlap(*lax.stop_gradient((moments, alpha))).state
     error = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
     error = jnp.sqrt(error**2 + end.distance**2)  # near the threshold the iteration is slow
     root = sqrt_psd(S)
     value = root @ (jnp.eye(len(S), dtype=S.dtype) - end.V) @ root
     stderr = jnp.sqrt((root**2) @ error**2 @ (root**2))
-    return not_differentiable(Estimate(value, stderr), (model, alpha))
+    estimate = not_differentiable(Estimate(value, stderr), (model, alpha))
+    return estimate, tells_nothing(moments.mean)
 
 
 def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Iterate]:
@@ -224,3 +247,221 @@ def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Iter
         max_steps=_STEPS,
     )
     return fixed_point.solve(iteration)
+
+
+# Outliers
+
+
+def transformed(G: Array, s: Array | float) -> Array:
+    """𝒯_s = G (I + sG)^{-1} of excess covariances G (..., PM, PM)."""
+    return response(G, s * jnp.ones((1, 1), G.dtype))[0]
+
+
+class Outlier(NamedTuple):
+    """What theory says of the top eigenvectors (module docstring), of up to four groups of them.
+
+    Attributes:
+        learned: Something stands out of the bulk, and the optimal estimator learns.
+        eigenvalue: m_a (A,), the group that begins with the eigenvalue of rank a; NaN: none does.
+        edge: m of the bulk's edge.
+        resolvent: V_a (A, P, P).
+        scale: R_a (A, P, P).
+        gram: W_a W_bᵀ/D (A, A, P, P).
+        overlap: Q (P, P) of the estimate.
+        copies: How many eigenvalues of the group come together (A,); 0: no group.
+    """
+
+    learned: Array
+    eigenvalue: Array
+    edge: Array
+    resolvent: Array
+    scale: Array
+    gram: Array
+    overlap: Array
+    copies: Array
+
+
+def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Outlier:
+    """The outliers of T_s (module docstring).
+
+    Args:
+        G: Excess covariances of labels, (n, PM, PM).
+        tokens: M.
+        alpha: Sample complexity, above that of weak recovery.
+        s: In (0, 1).
+        optimal: Q (P, P) of the optimal estimator.
+
+    Returns:
+        An `Outlier`; zeros where nothing is learned.
+    """
+    n, size = G.shape[:2]
+    P = size // tokens
+    shape = (n, P, tokens, P, tokens)
+    bulk = _Bulk(G.reshape(shape), transformed(G, s).reshape(shape), alpha)
+    spread = (1.0 + jnp.sqrt(alpha * tokens)) ** 2
+    high = spread / s + jnp.max(jnp.abs(bulk.trace(bulk.G)))
+    # one loop over the ranks and, last, the edge: the program of a search is large
+    ranks = jnp.arange(min(P * P, MOST) + 1)
+    ranks = jnp.where(ranks == len(ranks) - 1, -1, ranks)
+    found, resolvents = lax.map(
+        lambda rank: bulk.search(rank, jnp.where(rank < 0, -spread / (1.0 - s), 1.0), high), ranks
+    )
+    m, V, edge = found[:-1], resolvents[:-1], found[-1]
+    M, together = lax.map(lambda at: bulk.signal(at[0], at[1], optimal), (ranks[:-1], V))
+    stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
+    copies = _groups(stands_out, together)
+    norm = jnp.linalg.norm(M, axis=(1, 2))
+    wanted = (copies > 0) & (norm > _NULL) & (jnp.max(jnp.diagonal(optimal)) > _LEARNED)
+    M = jnp.where(wanted, 1.0 / jnp.where(wanted, norm, 1.0), 0.0)[:, None, None] * M
+    gram = _grams(bulk, V, M, wanted)
+    A = len(m)
+    whole = jnp.transpose(gram, (0, 2, 1, 3)).reshape(A * P, A * P)
+    stacked = M.reshape(A * P, P)
+    R = stacked.T @ jnp.linalg.pinv(symmetric(whole), rtol=_NULL, hermitian=True)
+    return Outlier(
+        learned=jnp.any(wanted),
+        eigenvalue=jnp.where(wanted, m, jnp.nan),
+        edge=edge,
+        resolvent=V,
+        scale=jnp.transpose(R.reshape(P, A, P), (1, 0, 2)),
+        gram=gram,
+        overlap=symmetric(R @ stacked),
+        copies=jnp.where(wanted, copies, 0),
+    )
+
+
+class _Newton(NamedTuple):
+    """Where the search for a resolvent is: V, what the map itself makes of the last V that was
+    admitted, the last change and the steps taken."""
+
+    V: Array
+    mapped: Array
+    change: Array
+    count: Array
+
+
+class _Bulk(eqx.Module):
+    """The averages over labels at one V, for excess covariances G and 𝒯_s (n, P, M, P, M)."""
+
+    G: Array
+    T: Array
+    alpha: Array
+
+    def response(self, V: Array) -> tuple[Array, Array]:
+        """H = 𝒯_s (I - V 𝒯_s)^{-1}, and whether 1/V is above all eigenvalues of 𝒯_s."""
+        n, P, M = self.G.shape[:3]
+        H, above = response(self.T.reshape(n, P * M, P * M), V, -1.0)
+        return H.reshape(self.G.shape), above
+
+    def trace(self, H: Array) -> Array:
+        """α⟨Tr_M H⟩ (P, P)."""
+        return self.alpha * jnp.einsum("npmqm->pq", H) / len(H)
+
+    def between(self, H: Array, inner: Array) -> Array:
+        """N ↦ α⟨Tr_M[H N inner]⟩ as a tensor (P, P, P, P); both are symmetric."""
+        return self.alpha * conjugation(H, inner)
+
+    def resolvent(self, m: Array, V: Array) -> tuple[Array, Array, Array]:
+        """V at m, by Newton steps from one at a larger m (the map itself, which grows, where such a
+        step leads too far); H there; and whether m is outside the bulk."""
+        one = jnp.eye(len(V), dtype=V.dtype)
+
+        def step(now: _Newton) -> _Newton:
+            V = now.V
+            H, admitted = self.response(V)
+            admitted = admitted & _definite(V)
+            new = jnp.linalg.inv(m * one - self.trace(H - self.G))
+            J = jnp.einsum("pa,abcd,bq->pqcd", new, self.between(H, H), new)
+            ahead = V + symmetric(fixed_point.resolvent(J, new - V))
+            return _Newton(
+                V=jnp.where(admitted, ahead, now.mapped),
+                mapped=jnp.where(admitted, new, jnp.nan),
+                change=jnp.where(admitted, jnp.max(jnp.abs(ahead - V)), jnp.inf),
+                count=now.count + 1,
+            )
+
+        def goes_on(now: _Newton) -> Array:
+            moving = (now.change > _SETTLED) & (now.count < _NEWTON)
+            return moving & jnp.all(jnp.isfinite(now.V))
+
+        infinite = jnp.asarray(jnp.inf, V.dtype)
+        start = _Newton(V, jnp.full_like(V, jnp.nan), infinite, jnp.zeros((), int))
+        end = lax.while_loop(goes_on, step, start)
+        sound = (end.change <= _SETTLED) & _definite(end.V)
+        new = jnp.where(sound, end.V, V)
+        H, _ = self.response(new)
+        return new, H, sound & (self.top(new, H, H)[0][-1] < 1.0)
+
+    def top(self, V: Array, H: Array, inner: Array) -> tuple[Array, Array]:
+        """Eigenvalues, and eigenmatrices (P², K), of N ↦ V^{1/2} α⟨Tr_M[H N' inner]⟩, N = V^{1/2}N'
+        (its like on both sides where `inner` is H): symmetric."""
+        root = sqrt_psd(V)
+        other = root if inner is H else jnp.eye(len(V), dtype=V.dtype)
+        K = jnp.einsum("pc,qd,cdef,ea,fb->pqab", root, other, self.between(H, inner), root, other)
+        return jnp.linalg.eigh(symmetric(K.reshape(V.size, V.size)))
+
+    def search(self, rank: Array, low: Array, high: Array) -> tuple[Array, Array]:
+        """The smallest m, and its V, that is outside the bulk and, unless that is negative, above
+        the outlier of that rank; NaN where none below `high` is."""
+        P = self.G.shape[1]
+
+        def halve(_: int | Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            low, high, V = carry
+            middle = 0.5 * (low + high)
+            new, H, above = self.resolvent(middle, V)
+            value = self.top(new, H, self.G)[0][P * P - 1 - jnp.maximum(rank, 0)]
+            above = above & ((rank < 0) | (value < 1.0))
+            low = jnp.where(above, low, middle)
+            high = jnp.where(above, middle, high)
+            return low, high, jnp.where(above, new, V)
+
+        start = jnp.eye(P, dtype=self.G.dtype) / high
+        _, m, V = lax.fori_loop(0, _HALVINGS, halve, (low, high, start))
+        return jnp.where(m < high, m, jnp.nan), V
+
+    def signal(self, rank: Array, V: Array, optimal: Array) -> tuple[Array, Array]:
+        """M (not scaled) of the eigenvalue of this rank, at its V, and how many eigenvalues come
+        together there."""
+        P = len(V)
+        H, _ = self.response(V)
+        values, modes = self.top(V, H, self.G)
+        behind = P * P - 1 - jnp.arange(P * P) >= rank
+        together = behind & (values > _SAME * values[P * P - 1 - rank])
+        root = sqrt_psd(V)
+        wanted = jnp.linalg.solve(root, optimal).ravel()
+        M = root @ (modes @ jnp.where(together, modes.T @ wanted, 0.0)).reshape(P, P)
+        return M, jnp.sum(together)
+
+
+def _definite(V: Array) -> Array:
+    """V is positive definite; an eigensolver may not end on what is not a number."""
+    finite = jnp.all(jnp.abs(V) < _HUGE)
+    return finite & (jnp.linalg.eigvalsh(jnp.where(finite, V, 0.0))[0] > 0.0)
+
+
+def _groups(stands_out: Array, together: Array) -> Array:
+    """How many eigenvalues (A,) belong to the group that begins at each rank; 0 where none does."""
+    covered = jnp.zeros((), int)
+    sizes = []
+    for rank in range(len(stands_out)):
+        begins = stands_out[rank] & (rank >= covered)
+        covered = jnp.where(begins, rank + together[rank], covered)
+        sizes.append(jnp.where(begins, together[rank], 0))
+    return jnp.stack(sizes)
+
+
+def _grams(bulk: _Bulk, V: Array, M: Array, wanted: Array) -> Array:
+    """W_a W_bᵀ/D (A, A, P, P) of eigenvectors that have M_a in common with the signal."""
+    P, tokens = bulk.G.shape[1:3]
+    covariance = bulk.G + jnp.einsum("pq,mn->pmqn", jnp.eye(P), jnp.eye(tokens))
+    H = jax.vmap(lambda V: bulk.response(V)[0])(V)
+
+    def pair(a: Array, b: Array) -> Array:
+        signal = jnp.einsum("pa,namct,qc->npmqt", M[a], covariance, M[b])
+        source = bulk.trace(jnp.einsum("npmas,nasct,nctqr->npmqr", H[a], signal, H[b]))
+        J = jnp.einsum("pa,abcd,bq->pqcd", V[a], bulk.between(H[a], H[b]), V[b])
+        noise = fixed_point.resolvent(J, V[a] @ source @ V[b])
+        return jnp.where(wanted[a] & wanted[b], M[a] @ M[b].T + noise, 0.0)
+
+    ranks = jnp.arange(len(V))
+    return lax.map(lambda a: lax.map(lambda b: pair(a, b), ranks), ranks)

@@ -12,12 +12,15 @@ import jaxsmi as smi
 from helpers import mean_and_error, result, runs_of
 from jaxsmi import Result
 from jaxsmi.inference.calibration import with_norm
-from jaxsmi.inference.iteration import GampState
-from jaxsmi.inference.observations import Observations
-from jaxsmi.inference.spectral import nothing_known, spectral_start
-from jaxsmi.inference.spectral_outlier import Outlier, outlier, transformed
-from jaxsmi.inference.spectral_theory import LabelMoments, largest_overlap
-from jaxsmi.inference.spectral_vectors import combined
+from jaxsmi.inference.iteration import GampState, Observations
+from jaxsmi.inference.spectral import combined, nothing_known, spectral_start
+from jaxsmi.inference.spectral_theory import (
+    LabelMoments,
+    Outlier,
+    largest_overlap,
+    outlier,
+    transformed,
+)
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 PHASE = smi.links.phase_retrieval()
@@ -222,7 +225,8 @@ def test_the_outlier_of_labels_that_are_not_centred():
 
 def test_below_the_threshold_there_is_no_outlier():
     got = outlier(normal_excess(2**10), 1, jnp.asarray(0.4), jnp.asarray(0.95), jnp.zeros((1, 1)))
-    assert np.isnan(got.overlap).all()
+    assert not got.learned
+    np.testing.assert_array_equal(got.overlap, 0.0)
 
 
 def test_transformed_covariances_are_bounded():
@@ -323,9 +327,9 @@ def test_a_direction_that_another_uncovers():
         noise = jax.random.normal(key, (500,))
         weights = jnp.stack([jnp.zeros(500), q * data.teacher[1] + np.sqrt(q * (1 - q)) * noise])
         known = GampState.start(weights, jnp.diag(jnp.asarray([1.0, 1 - q])), (600, 2, 2))
-        observations = Observations(model, data, None)
-        first, _ = spectral_start(observations, nothing_known(model, data), key, jnp.asarray(0.95))
-        then, _ = spectral_start(observations, known, key, jnp.asarray(0.95))
+        observations = Observations.of(model, data)
+        first = spectral_start(observations, nothing_known(observations), key, jnp.asarray(0.95))
+        then = spectral_start(observations, known, key, jnp.asarray(0.95))
         assert float(jnp.max(jnp.abs(first.state.weights[0]))) < small
         np.testing.assert_allclose(then.state.weights[1], weights[1], rtol=1e-12)
         found = then.state.weights[0]
@@ -364,6 +368,7 @@ def test_the_eigenvector_that_theory_means_need_not_be_on_top():
     gram[0, 0, 1, 1] = 1.08
     nothing = np.zeros((A, P, P))
     theory = Outlier(
+        learned=jnp.asarray(True),
         eigenvalue=jnp.asarray([1.4, np.nan, np.nan, np.nan]),
         edge=jnp.asarray(1.0),
         resolvent=jnp.asarray(nothing),
@@ -431,10 +436,10 @@ def test_nothing_is_taken_for_known_in_directions_that_are_not():
     """G ⪰ -I, so that 𝒯_s is bounded, whatever covariance a run has where it knows nothing: the
     spectral start is the same for C = 0.9 and for C = 1 there."""
     data = PHASE.sample(KEY, dimension=100, alpha=3.0)
-    observations = Observations(PHASE, data, None)
-    nothing = nothing_known(PHASE, data)
+    observations = Observations.of(PHASE, data)
+    nothing = nothing_known(observations)
     less = dataclasses.replace(nothing, covariance=0.9 * nothing.covariance)
-    one, other = (spectral_start(observations, s, KEY, 0.95)[0] for s in (nothing, less))
+    one, other = (spectral_start(observations, s, KEY, jnp.asarray(0.95)) for s in (nothing, less))
     np.testing.assert_allclose(one.state.weights, other.state.weights, rtol=1e-12)
 
 
