@@ -95,6 +95,7 @@ def on_devices(
         mesh=mesh,
         in_specs=(jax.tree.map(places.get, marks),),
         out_specs=jax.tree.map(places.get, out),
+        # loops inside start from zeros that are alike on all devices, which the check refuses
         check_vma=False,
     )(arrays)
 
@@ -301,7 +302,7 @@ class GampIteration(AbstractSolver[Position]):
         return Position(
             state=self.start,
             damping=Damping.start(self.damping, self.start.weights),
-            ratio=not_recorded((), dtype),
+            ratio=not_recorded((), dtype),  # NaN: one ratio alone is no steady decay
             decay_count=jnp.zeros((), int),
             inaccurate=jnp.zeros((), dtype),
             misfit=jnp.ones((), dtype),
@@ -319,6 +320,7 @@ class GampIteration(AbstractSolver[Position]):
         reached = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
         change = new.weights - old.weights
         return Position(
+            # the count goes on: history says at which step a run broke
             state=eqx.tree_at(lambda s: s.step, reached, new.step),
             damping=state.damping.follow(change, new.weights, trace, self.adaptive),
             ratio=ratio,
@@ -361,11 +363,13 @@ class GampIteration(AbstractSolver[Position]):
         grown = size > _GROWN * start
         broken = Result.DIVERGED  # of a minimiser: λ + A is not positive definite
         if self.learner.bayes:
+            # V of a posterior is its error; that of a minimiser is a response, and need not fall
             trace = jnp.trace(state.state.covariance)
             noiseless = self.observations.model.channel.noiseless
             recovered = noiseless & self.decay.reached(state.decay_count, trace)
             grown = size > _BEYOND * jnp.trace(self.observations.second_moment)
             broken = Result.NONFINITE
+        # later entries win
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),
             (ended, Result.SUCCESS),

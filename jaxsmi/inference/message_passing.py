@@ -57,6 +57,7 @@ from jaxsmi.learners.base import AbstractLearner, BayesResponder
 from jaxsmi.models.base import AbstractModel, check_data, is_centred, model_argument
 
 _MAX_STEPS = 300
+# of Ŵ: its fluctuations at finite D are larger, of order 1/√D
 _TOLERANCE = 1e-4
 _TINY = 1e-3  # size of a random start: Q = 1e-6 is below what labels tell at any finite D
 _SIZE = 0.5  # of a learner's random start: a tiny one fails where the loss is not convex
@@ -411,6 +412,7 @@ def _iterate(
     """One run to its end, and its solver, which starts anew where it goes on."""
     steps = problem.max_steps
     run = init_run(problem, steps // every)
+    # each new start adds a direction, of which one at least is known: P - 1 of them suffice
     for more in range(problem.observations.model.indices - 1, -1, -1):
         run = run_solver(problem, run, steps, every=every, label=label)
         following = _following(problem, run, jax.random.fold_in(key, 2 + more)) if more else None
@@ -421,6 +423,7 @@ def _iterate(
     return problem, run
 
 
+# compiled: from outside jit one program, not one an array
 _restarted = eqx.filter_jit(GampIteration.init)
 
 
@@ -482,7 +485,7 @@ def _finish(
         history = history | {k: history[k].at[last].set(x) for k, x in returned.items()}
     code = jnp.where(valid, code, int(Result.INVALID))
     masked = lambda x: jnp.where(valid, x, nan())
-    failed = ~valid | broken
+    failed = ~valid | broken  # a broken run keeps its history and its last finite state
     Q = overlaps["overlap"]
     numbers: dict[str, Any] = {
         "overlap": Q,

@@ -64,18 +64,18 @@ _POINTS = 2**14
 _NETS = 16  # G has heavy tails: with fewer the spread is inaccurate
 _ALL = 1e-3  # V/S of the start: everything is learned
 _TOLERANCE = 1e-7
-_STEPS = 400
-_SIGMAS = 5.0
+_STEPS = 400  # next to the threshold neither plain nor Newton steps are fast
+_SIGMAS = 5.0  # 16 nets measure the noise roughly: fewer would refuse by chance
 _LITTLE = 0.1  # of S: of a handful of labels the error bar is large
 _ZERO = 1e-4  # a squared mean that quadrature may leave
 MOST = 4  # outliers that are looked for, of P² that there may be
 _NEWTON = 50  # steps to the resolvent at one m
 _HUGE = 1e6  # an eigensolver may not end on larger numbers
-_SETTLED = 1e-9
+_SETTLED = 1e-9  # of V: well below what the halvings of m leave open
 _HALVINGS = 24  # of an interval of m some 10 wide: to 1e-6 (of the edge, 200 wide: to 1e-5)
 _APART = 1e-4  # of m: an outlier nearer to the edge is the edge, to the error of the halvings
 _SAME = 0.95  # eigenvalues from here to the top are copies of one
-_NULL = 1e-9
+_NULL = 1e-9  # copies may be dependent: their Gram matrix is then singular up to rounding
 _LEARNED = 1e-4  # an overlap, over S, that is none
 
 
@@ -415,6 +415,7 @@ class _Bulk(eqx.Module):
             high = jnp.where(above, middle, high)
             return low, high, jnp.where(above, new, V)
 
+        # V = I/m far above the bulk; from there each m starts at the V of a larger one
         start = jnp.eye(P, dtype=self.G.dtype) / high
         _, m, V = lax.fori_loop(0, _HALVINGS, halve, (low, high, start))
         return jnp.where(m < high, m, jnp.nan), V
@@ -463,5 +464,6 @@ def _grams(bulk: _Bulk, V: Array, M: Array, wanted: Array) -> Array:
         noise = fixed_point.resolvent(J, V[a] @ source @ V[b])
         return jnp.where(wanted[a] & wanted[b], M[a] @ M[b].T + noise, 0.0)
 
+    # pair by pair: all at once would hold A² times the matrices of the labels
     ranks = jnp.arange(len(V))
     return lax.map(lambda a: lax.map(lambda b: pair(a, b), ranks), ranks)
