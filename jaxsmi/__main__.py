@@ -1,6 +1,6 @@
-"""`python -m jaxsmi`, the door to the command line. No equation lives here."""
+"""`jaxsmi` and `python -m jaxsmi`: the command line."""
 
-from jaxsmi.cli.__main__ import start
+from jaxsmi.cli.process import start
 
 if __name__ == "__main__":
     start()

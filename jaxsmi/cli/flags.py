@@ -2,18 +2,115 @@
 
 Nothing here names a keyword of a solver. A record of settings, a model, a data set or a learner
 among the arguments is replaced by the arguments that make it, and so on down: `--points` reaches
-`averages=smi.Averages(points=..)`.
+`averages=smi.Averages(points=..)`. Signatures are read from the source: importing JAX takes over
+a second, for which `--help` and an answer to a misspelt flag must not wait.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib
 import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from jaxsmi.cli import signatures
-from jaxsmi.cli.signatures import Argument, load
+from docstring_parser import google
+
+_PACKAGE = pathlib.Path(__file__).parents[1]
+
+
+class Argument(NamedTuple):
+    """An argument of a function or of a constructor."""
+
+    name: str
+    annotation: ast.expr | None
+    default: str | None  # as it is written; None: required
+    help: str
+
+
+class Signature(NamedTuple):
+    """The summary and the arguments of a function."""
+
+    summary: str
+    arguments: tuple[Argument, ...]
+
+
+@functools.cache
+def read(target: str) -> Signature:
+    """The signature of a target, "module:function" or "module:class.method" of this package."""
+    module, _, name = target.partition(":")
+    definition: Any = _tree(module)
+    for part in name.split("."):
+        definition = next(x for x in definition.body if getattr(x, "name", None) == part)
+    text = ast.get_docstring(definition) or ""
+    # "depth, tokens: .." says the same of several
+    entries = [(x.arg_name.split(","), x.description or "") for x in google.parse(text).params]
+    help = {name.strip(): " ".join(said.split()) for names, said in entries for name in names}
+    arguments = []
+    for name, annotation, default in _arguments(definition):
+        said, written = help.get(name, ""), default and ast.unparse(default)
+        if written not in (None, "None") and "Default" not in said:
+            said = f"{said} Default {written}.".strip()
+        arguments.append(Argument(name, annotation, written, said))
+    return Signature(text.partition("\n\n")[0].replace("\n", " "), tuple(arguments))
+
+
+@functools.cache  # a command reads the same module for several records
+def _tree(module: str) -> ast.Module:
+    path = _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _arguments(definition: Any) -> list[tuple[str, ast.expr | None, ast.expr | None]]:
+    """Name, annotation and default of each argument; of a class those of its constructor, or its
+    fields."""
+    if isinstance(definition, ast.ClassDef):
+        constructors = [x for x in definition.body if getattr(x, "name", "") == "__init__"]
+        if constructors:
+            return _arguments(constructors[0])
+        fields = [x for x in definition.body if isinstance(x, ast.AnnAssign)]
+        return [(ast.unparse(x.target), x.annotation, _field_default(x.value)) for x in fields]
+    arguments = [*definition.args.posonlyargs, *definition.args.args]
+    required = [None] * (len(arguments) - len(definition.args.defaults))
+    arguments += definition.args.kwonlyargs
+    defaults = [*required, *definition.args.defaults, *definition.args.kw_defaults]
+    listed = zip(arguments, defaults, strict=True)
+    return [(x.arg, x.annotation, default) for x, default in listed if x.arg != "self"]
+
+
+def _field_default(value: ast.expr | None) -> ast.expr | None:
+    if not isinstance(value, ast.Call):
+        return value
+    # eqx.field(static=True, default=..)
+    named = {keyword.arg: keyword.value for keyword in value.keywords}
+    return named.get("default", named.get("default_factory"))
+
+
+def names_in(annotation: ast.expr | None) -> set[str]:
+    """All names in an annotation; of a function only "Callable"."""
+    # what a function takes and returns are no types of the argument itself
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Callable":
+        return {"Callable"}
+    if isinstance(annotation, ast.Name):
+        return {annotation.id}
+    if isinstance(annotation, ast.Attribute):
+        return {annotation.attr}
+    nodes = [] if annotation is None else ast.iter_child_nodes(annotation)
+    return {name for node in nodes if isinstance(node, ast.expr) for name in names_in(node)}
+
+
+def public_functions(module: str) -> list[str]:
+    """Names of the functions of a module that do not begin with an underscore."""
+    functions = [node for node in _tree(module).body if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in functions if not node.name.startswith("_")]
+
+
+def load(target: str) -> Any:
+    """The object that a target names."""
+    module, _, name = target.partition(":")
+    return functools.reduce(getattr, name.split("."), importlib.import_module(f"jaxsmi.{module}"))
 
 
 class Command(NamedTuple):
@@ -21,18 +118,16 @@ class Command(NamedTuple):
 
     Args:
         target: The function, as "module:name".
-        learner: What makes the argument `learner`, by family: index models, matrices.
+        learner: True: the argument `learner` is made of flags, too.
         models: False: the next word is no model.
         runs: True: several keys make several runs.
     """
 
     target: str
-    learner: tuple[str, str] | None = None
+    learner: bool = False
     models: bool = True
     runs: bool = False
 
-
-_ERM = ("learners.erm:Erm", "learners.matrix_erm:MatrixErm")  # of index models, of matrices
 
 COMMANDS: dict[str, Command] = {
     "run": Command("cli.run:run"),
@@ -40,8 +135,8 @@ COMMANDS: dict[str, Command] = {
     "gamp": Command("inference.message_passing:gamp"),
     "state-evolution": Command("inference.evolution:state_evolution"),
     "free-entropy": Command("inference.potential:free_entropy"),
-    "risk": Command("inference.evolution:state_evolution", learner=_ERM),
-    "global-minimum": Command("inference.branches:global_minimum", learner=_ERM),
+    "risk": Command("inference.evolution:state_evolution", learner=True),
+    "global-minimum": Command("inference.branches:global_minimum", learner=True),
     "spectral": Command("inference.spectral:spectral"),
     "spectral-overlap": Command("inference.spectral_theory:spectral_overlap"),
     "weak-recovery": Command("thresholds.weak:weak_recovery"),
@@ -58,8 +153,7 @@ COMMANDS: dict[str, Command] = {
 }
 
 _LINKS = {
-    name.replace("_", "-"): f"models.links:{name}"
-    for name in signatures.public_functions("models.links")
+    name.replace("_", "-"): f"models.links:{name}" for name in public_functions("models.links")
 }
 MODELS: dict[str, str] = {
     "deep-attention": "models.deep_attention:DeepAttention",
@@ -107,7 +201,7 @@ class Words(NamedTuple):
     """The words of a command line: a command, its model, the values of its flags, and those of
     flags that all commands have."""
 
-    name: str
+    name: str = ""
     model: str = ""
     values: Mapping[str, Any] = {}
     common: Mapping[str, Any] = {}
@@ -120,11 +214,10 @@ class Words(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """All that decides the numbers, for the files and the JSON object."""
-        presets = {name: x.preset for name, x in flags_of(self).items() if x.preset is not None}
-        values = {name: _single(value) for name, value in self.values.items()}
         common = {name: self.common[name] for name in ("runs", "vary") if name in self.common}
         head = {"model": self.model} if self.model else {}
-        return head | presets | values | common | {"seed": self.common.get("seed", 0)}
+        values = _with_presets(flags_of(self), self.values)
+        return head | values | common | {"seed": self.common.get("seed", 0)}
 
 
 def flags_of(words: Words) -> dict[str, Flag]:
@@ -134,7 +227,7 @@ def flags_of(words: Words) -> dict[str, Flag]:
     presets = _PRESETS[""] | _PRESETS.get(words.model, {})
 
     def add(target: str, path: tuple[str, ...]) -> None:
-        for argument in signatures.read(target).arguments:
+        for argument in read(target).arguments:
             here = (*path, argument.name)
             maker = _maker(argument, words)
             if maker is not None:
@@ -148,7 +241,7 @@ def flags_of(words: Words) -> dict[str, Flag]:
             sized = argument.name != "alpha" or target.endswith((".sample", ":run"))
             preset = presets.get(argument.name) if required and sized else None
             required = required and preset is None
-            flags[name] = Flag(name, here, kind, _help(argument), required, preset)
+            flags[name] = Flag(name, here, kind, argument.help, required, preset)
 
     add(words.command.target, ())
     return flags
@@ -156,24 +249,25 @@ def flags_of(words: Words) -> dict[str, Flag]:
 
 def _maker(argument: Argument, words: Words) -> str | None:
     """The target that makes an argument out of flags of its own."""
-    names = signatures.names_in(argument.annotation)
+    names = names_in(argument.annotation)
     if argument.name == "learner" and words.command.learner:
-        return words.command.learner[words.model in _MATRICES]
+        matrix = words.model in _MATRICES
+        return "learners.matrix_erm:MatrixErm" if matrix else "learners.erm:Erm"
     if words.model and argument.name == "model":
         return MODELS[words.model]
     if words.model and argument.name == "data":
         return "models.base:AbstractModel.sample"
     if "GradientTransformation" in names:
-        return "cli.run:optimizer"
+        return "workbench.rows:make_optimizer"
     return next((target for name, target in _RECORDS.items() if name in names), None)
 
 
 def _kind(argument: Argument) -> Any:
     """The type of the words that give an argument; None where words cannot."""
-    names = signatures.names_in(argument.annotation)
+    names = names_in(argument.annotation)
     # a function has no words but those of the functions that the package has
     if argument.name == "loss" and "Callable" in names:
-        return Literal[tuple(signatures.public_functions("learners.losses"))]
+        return Literal[tuple(public_functions("learners.losses"))]
     if argument.name == "student" and names & _MODEL_TYPES:
         return Literal[tuple(_LINKS)]
     if "bool" in names or "Path" in names:
@@ -188,18 +282,22 @@ def _kind(argument: Argument) -> Any:
     return tuple[kind, ...] if several else kind
 
 
-def _help(argument: Argument) -> str:
-    if argument.default in (None, "None") or "Default" in argument.help:
-        return argument.help
-    return f"{argument.help} Default {argument.default}.".strip()
+def _with_presets(flags: Mapping[str, Flag], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all flags that have one; a word that could have been several as one value."""
+    presets = {name: flag.preset for name, flag in flags.items() if flag.preset is not None}
+    single = lambda value: value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    return presets | {name: single(value) for name, value in values.items()}
 
 
 def call(words: Words, values: Mapping[str, Any]) -> Any:
     """Call the function of a command with the values of its flags."""
-    import jax  # not at the head: help does not wait for it
+    # not at the head: help does not wait for JAX
+    import jax
+
+    from jaxsmi.core.validate import check
 
     flags = flags_of(words)
-    values = {name: x.preset for name, x in flags.items() if x.preset is not None} | dict(values)
+    values = _with_presets(flags, values)
     places = {flags[name].path: _value(flags[name], value) for name, value in values.items()}
     shown = sys.stderr.isatty() and not words.common.get("quiet", False)
     runs = words.common.get("runs")
@@ -212,14 +310,13 @@ def call(words: Words, values: Mapping[str, Any]) -> Any:
         key = jax.random.split(key, runs) if runs and not path else key
         common = {"progress": shown, "out": words.common.get("out"), "key": key}
         keywords: dict[str, Any] = {}
-        for argument in signatures.read(target).arguments:
+        for argument in read(target).arguments:
             name, here = argument.name, (*path, argument.name)
             needed = argument.default is None or (name == "learner" and words.command.learner)
             asked = [place for place in places if place[: len(here)] == here]
             maker = _maker(argument, words)
-            if here in asked and len(asked) > 1:
-                both = " and ".join(f"--{place[-1]}" for place in asked)
-                raise ValueError(f"{name}: got {both}; allowed: one of these flags.")
+            both = " and ".join(f"--{place[-1]}" for place in asked)
+            check(here not in asked or len(asked) == 1, name, both, "one of these flags")
             if name in common:
                 keywords[name] = common[name]
             elif here in asked:
@@ -228,8 +325,8 @@ def call(words: Words, values: Mapping[str, Any]) -> Any:
                 keywords[name] = make(maker, here)
         # the data are those of the model that was made for the same call
         if path == ("data",):
-            if not hasattr(model, "sample"):  # a target of online SGD has no data sets
-                raise ValueError(f"model: got {words.model!r}; allowed: models with data sets.")
+            # a target of online SGD has no data sets
+            check(hasattr(model, "sample"), "model", words.model, "models with data sets")
             return model.sample(**keywords)
         made = load(target)(**keywords)
         model = made if path == ("model",) else model
@@ -240,16 +337,12 @@ def call(words: Words, values: Mapping[str, Any]) -> Any:
 
 def _value(flag: Flag, value: Any) -> Any:
     """The value of a flag as the function takes it."""
-    if flag.path[-1] == "loss" and isinstance(value, str) and flag.kind is not str:
-        return load(f"learners.losses:{value}")
     if flag.path[-1] == "student":
         return load(MODELS[value])()
-    return _single(value)
-
-
-def _single(value: Any) -> Any:
-    """A word that could have been several, as one value."""
-    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    # the name of a loss of the package, not a setting that is a word itself
+    if flag.path[-1] == "loss" and flag.kind is not str:
+        return load(f"learners.losses:{value}")
+    return value
 
 
 def make_model(name: str, **parameters: Any) -> Any:
@@ -258,12 +351,12 @@ def make_model(name: str, **parameters: Any) -> Any:
     Raises:
         ValueError: For an unknown name or parameter.
     """
-    if name not in MODELS:
-        raise ValueError(f"model: got {name!r}; allowed: {', '.join(MODELS)}.")
-    names = [argument.name for argument in signatures.read(MODELS[name]).arguments]
+    from jaxsmi.core.validate import check
+
+    check(name in MODELS, "model", name, f"one of {', '.join(MODELS)}")
+    names = [argument.name for argument in read(MODELS[name]).arguments]
     unknown = ", ".join(word for word in parameters if word not in names)
-    if unknown:
-        raise ValueError(f"parameters: got {unknown}; allowed for {name}: {', '.join(names)}.")
+    check(not unknown, "parameters", unknown, f"those of {name}: {', '.join(names)}")
     # α and the dimension are those of the command
     presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
     return load(MODELS[name])(**presets | parameters)
@@ -273,10 +366,10 @@ def with_records(solver: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of a solver, the fields of its records of settings gathered in these."""
     keywords = dict(settings)
     command = COMMANDS[solver.replace("_", "-")]
-    for argument in signatures.read(command.target).arguments:
-        names = signatures.names_in(argument.annotation)
+    for argument in read(command.target).arguments:
+        names = names_in(argument.annotation)
         for target in [target for name, target in _RECORDS.items() if name in names]:
-            fields = [field.name for field in signatures.read(target).arguments]
+            fields = [field.name for field in read(target).arguments]
             values = {field: keywords.pop(field) for field in fields if field in keywords}
             if values:
                 keywords[argument.name] = load(target)(**values)

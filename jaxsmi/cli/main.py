@@ -18,13 +18,15 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from jaxsmi.cli import interrupts, signatures
-from jaxsmi.cli.flags import COMMANDS, MODELS, Flag, Words, flags_of
+from jaxsmi.cli import process
+from jaxsmi.cli.flags import COMMANDS, MODELS, Flag, Words, flags_of, read
 
 _ABOUT = """Solvable models of learning with attention.
 
 Exit status: 0; 1 where a part of the work failed; 2 for a wrong argument or a \
 missing package; 130 when interrupted; 141 where the reader of the output has gone."""
+
+_GROUPS = {"sgd": "Online SGD."}  # `jaxsmi sgd flow`, as `smi.sgd.flow`
 
 _COMMON = {
     "seed": (int, "Seed of all random numbers. Default 0."),
@@ -50,18 +52,17 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
     Raises:
         BrokenPipeError: Nobody reads the output any more.
     """
-    given = sys.argv[1:] if argv is None else list(argv)
-    name = _command(given)
-    begin = f"jaxsmi {name}".strip()
+    place, rest = _split(sys.argv[1:] if argv is None else list(argv))
+    begin = " ".join(filter(None, ["jaxsmi", place.name, place.model]))
     try:
-        words = _parse(given, name)
+        words = _parse(place, rest, begin)
         if words is None:
             return 0
         # it imports JAX, which help and answers to misspelt words do not wait for
-        execute = importlib.import_module("jaxsmi.cli.execute")
+        report = importlib.import_module("jaxsmi.cli.report")
         if setup:
-            execute.set_up()
-        return execute.execute(words)
+            report.set_up()
+        return report.execute(words)
     except CycloptsError as error:
         sentence = " ".join(str(error).split())
         print(f"{begin}: {sentence} (see {begin} --help)", file=sys.stderr)
@@ -71,63 +72,61 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
     except (ValueError, ImportError, OSError) as error:
         print(f"{begin}: {_with_flag(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:  # where no thread listens for it, as in a notebook
-        interrupts.act()
-        return interrupts.STATUS
+        process.act()
+        return process.INTERRUPTED
     return 2
 
 
-def _command(words: Sequence[str]) -> str:
-    """The command that the first words name; "" where they name none."""
-    return next(
-        (name for name in COMMANDS if list(words[: name.count(" ") + 1]) == name.split()), ""
-    )
+def _split(given: list[str]) -> tuple[Words, list[str]]:
+    """The command, or group of commands, and the model that the first words name; other words."""
+    names = [*COMMANDS, *_GROUPS]
+    name = next((x for x in names if given[: len(x.split())] == x.split()), "")
+    rest = given[len(name.split()) :]
+    takes_model = name in COMMANDS and COMMANDS[name].models
+    model = rest[0] if takes_model and rest and rest[0] in MODELS else ""
+    return Words(name, model), rest[1:] if model else rest
 
 
-def _parse(words: list[str], name: str) -> Words | None:
-    """Read the words; None where they asked for help, which is printed then."""
-    command = COMMANDS.get(name)
-    rest = words[name.count(" ") + 1 :] if command else words
-    if not words or (command and command.models and not rest):
-        choices = ", ".join(MODELS if words else COMMANDS)
-        raise CycloptsError(msg=f"{'A model' if words else 'A command'} is needed: {choices}.")
-    model = rest[0] if command and command.models and rest[0] in MODELS else ""
-    # the flags of one command and one model only: help must not wait for reading all modules
-    app = _app(name, model)
-    function, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
-    if command is None or function is not _stub or (command.models and not model):
+def _parse(place: Words, rest: list[str], begin: str) -> Words | None:
+    """Read the flags; None where the words asked for help, which is printed then."""
+    app = App(name=begin, help=_summary(place.name), help_format="plaintext", version_flags=[])
+    choices = {} if place.model else _choices(place.name)
+    if choices and not rest:
+        kind = "model" if place.name in COMMANDS else "command"
+        raise CycloptsError(msg=f"A {kind} is needed: {', '.join(choices)}.")
+    for choice, summary in choices.items():
+        app.command(_stub, name=choice, help=summary)
+    if not choices:
+        # the flags of this command and model only: help must not wait for reading all modules
+        app.default(_with_flags(place))
+    if not place.name:
+        app.version_flags = ["--version"]
+        app.version = lambda: importlib.metadata.version("jaxsmi")
+    function, bound, _ = app.parse_args(rest, exit_on_error=False, print_error=False)
+    if function is not _stub:
         function(*bound.args, **bound.kwargs)  # help, or the version
         return None
     values = dict(bound.arguments)
     common = {key: values.pop(key) for key in [*_COMMON, "runs"] if key in values}
-    return Words(name, model, values, common)
+    return place._replace(values=values, common=common)
+
+
+def _summary(name: str) -> str:
+    """What help says of a command or of a group of commands."""
+    return read(COMMANDS[name].target).summary if name in COMMANDS else _GROUPS.get(name, _ABOUT)
+
+
+def _choices(name: str) -> dict[str, str]:
+    """The words that may follow a command or group, each with its summary."""
+    if name in COMMANDS:
+        models = MODELS.items() if COMMANDS[name].models else ()
+        return {model: read(target).summary for model, target in models}
+    names = [other for other in [*COMMANDS, *_GROUPS] if other.rpartition(" ")[0] == name]
+    return {other.split()[-1]: _summary(other) for other in names}
 
 
 def _stub(**values: Any) -> None:
     """Stands for the function of a command while its words are read."""
-
-
-def _app(name: str, model: str) -> App:
-    """The commands; those that help lists with a summary, one of them with the flags of a model."""
-    plain: Any = {"help_format": "plaintext", "version_flags": []}
-    summary = lambda target, listed: signatures.read(target).summary if listed else ""
-    app = App(name="jaxsmi", help=_ABOUT, **plain | {"version_flags": ["--version"]})
-    app.version = lambda: importlib.metadata.version("jaxsmi")
-    # the one group: `jaxsmi sgd flow`, as `smi.sgd.flow`
-    online = App(name="sgd", help="Online SGD.", **plain)
-    app.command(online)
-    for other, command in COMMANDS.items():
-        parent = online if " " in other else app
-        about = {"name": other.split()[-1], "help": summary(command.target, name in ("", other))}
-        if other == name and not command.models:
-            parent.command(_with_flags(Words(name)), **about)
-            continue
-        parent.command(group := App(**about, **plain))
-        for choice, target in MODELS.items() if other == name else ():
-            chosen = choice == model
-            stub = _with_flags(Words(name, model)) if chosen else _stub
-            shown = about["help"] if chosen else summary(target, not model)
-            group.command(stub, name=choice, help=shown)
-    return app
 
 
 def _with_flags(words: Words) -> Any:

@@ -1,20 +1,33 @@
-"""Reports of results: a table for the reader, plain data for JSON, arrays for a file, a figure."""
+"""Run a command and report its results: a table or JSON on stdout, arrays and a figure in files."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
+import json
+import pathlib
+import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from jaxsmi.cli import process
+from jaxsmi.cli.flags import Words, call, flags_of
+from jaxsmi.core import codes, validate
 from jaxsmi.core.codes import Result
-from jaxsmi.core.display import table
+from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.results import Solution, Threshold, index_names
+from jaxsmi.core.setup import setup, user_cache
 from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench.storage import discard, import_xarray, parameters, whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,13 +35,14 @@ if TYPE_CHECKING:
     from jaxsmi.workbench.storage import Storable
 
 
+_ENDINGS = (".nc", ".txt", ".png")
 # of a solution: neither shown nor printed, but in the netCDF file
 _LARGE = ("history", "state", "model", "key", "weights")
 
 
 @dataclasses.dataclass
 class Report:
-    """What a command computed.
+    """The results of a command, or of its finished parts.
 
     Args:
         data: For JSON.
@@ -36,6 +50,7 @@ class Report:
         stored: Makes what the netCDF file holds. Default None: no files.
         draw: Draws into a figure. Default None: no figure.
         problem: A sentence that says which part of the work failed. Default "": none.
+        unfinished: Says what is missing, if the command is interrupted after this report.
     """
 
     data: dict[str, Any]
@@ -43,19 +58,146 @@ class Report:
     stored: Callable[[], Storable] | None = None
     draw: Callable[[Figure], object] | None = None
     problem: str = ""
+    unfinished: Callable[[], str] = lambda: "interrupted"
 
 
-_kept: list[tuple[Report | None, Callable[[], str]]] = []
+def set_up() -> None:
+    """Set up JAX for a process of its own, and show warnings as one line, without the code."""
+    setup(cache=user_cache())
+    warnings.formatwarning = lambda message, *_, **__: f"jaxsmi: {message}\n"
 
 
-def keep(finished: Report | None, sentence: Callable[[], str] = lambda: "interrupted") -> None:
-    """Keep the finished parts, and what to say of the rest, for an interruption."""
-    _kept[:] = [(finished, sentence)]
+def execute(words: Words) -> int:
+    """Run a command, print its report and write its files; returns the exit status.
+
+    Raises:
+        ValueError: For a wrong argument.
+        ImportError: Without a package of an extra.
+        OSError: Where a file cannot be written.
+    """
+    if words.common.get("out") is not None:
+        _prepare(words)
+    done = Report({}, "")
+    # the closure sees the last report that the loop below has reached
+    process.on_interrupt(lambda: _interrupted(words, done))
+    # wall time: what a user waits for, compilation included
+    begin = time.perf_counter()
+    for done in _reports(words):  # noqa: B007  (the last one is the result)
+        pass
+    done.data["seconds"] = time.perf_counter() - begin
+    done.text += f"\n{done.data['seconds']:.1f} s."
+    with process.writing:
+        process.on_interrupt(lambda: None)  # nothing is left to be saved
+        _finish(words, done)
+    if done.problem:
+        print(f"jaxsmi {words.name}: {done.problem}", file=sys.stderr)
+    return 1 if done.problem else 0
 
 
-def kept() -> tuple[Report | None, Callable[[], str]]:
-    """The finished parts, and what to say of the rest."""
-    return _kept[0] if _kept else (None, lambda: "interrupted")
+def _prepare(words: Words) -> None:
+    """Find out before the work that its results cannot be written."""
+    out = words.common["out"]
+    import_xarray()
+    if not _draws():
+        print("jaxsmi: no figure without matplotlib: pip install 'jaxsmi[plot]'", file=sys.stderr)
+    there = [path.name for path in _paths(words) if path.exists()]
+    # a sweep goes on in its folder, which is checked by itself
+    again = words.common.get("overwrite", False) or words.name == "sweep"
+    found = f"files of an earlier run, {', '.join(there)}"
+    validate.check(again or not there, "out", found, "another folder, or --overwrite")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _draws() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _paths(words: Words) -> list[pathlib.Path]:
+    """The files of a command: arrays, table, figure."""
+    return [words.common["out"] / (words.name.replace(" ", "-") + end) for end in _ENDINGS]
+
+
+def _reports(words: Words) -> Iterator[Report]:
+    """Reports of more and more of the work; the last one is of all."""
+    varied, axis = _axis(words)
+    if not varied:
+        result = call(words, words.values)
+        # `run` and `sweep` report themselves
+        yield from result if isinstance(result, Iterator) else [report(result)]
+    results: list[Any] = []
+    for value in axis:
+        # one call each, not a vmap: a size may vary, and Ctrl-C keeps what is finished
+        result = call(words, {**words.values, varied: value})
+        results.append(list(result)[-1] if isinstance(result, Iterator) else result)
+        yield several(varied, axis[: len(results)], results)
+
+
+def _axis(words: Words) -> tuple[str, list[Any]]:
+    """The flag that varies and its values; "" where none does."""
+    flags = flags_of(words)
+    if "vary" in words.common:
+        name, _, listed = words.common["vary"].partition("=")
+        name = name.lstrip("-").replace("-", "_")
+        allowed = f"NAME=VALUE,VALUE,.. of {', '.join(flags)}"
+        validate.check(name in flags and listed, "vary", words.common["vary"], allowed)
+        return name, [_number(word) for word in listed.split(",")]
+    alpha = words.values.get("alpha")
+    # the call takes one α; several are a curve
+    single = "alpha" in flags and flags["alpha"].path == ("alpha",)
+    if single and isinstance(alpha, tuple) and len(alpha) > 1:
+        return "alpha", sorted(set(alpha))
+    return "", []
+
+
+def _number(word: str) -> Any:
+    try:
+        # a literal of Python: the type of a flag is not known where words can be several
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word
+
+
+def _finish(words: Words, done: Report) -> None:
+    """Write the files, then print the report."""
+    about = {"command": words.name, "settings": parameters(words.settings)}
+    files: list[str] = []
+    if words.common.get("out") is not None and done.stored is not None:
+        files = [str(path) for path in _write(words, done, about)]
+    if words.common.get("json"):
+        data = {**about, **done.data, "files": files}
+        # NaN is no JSON, and many readers stop at it: parameters writes null
+        text = json.dumps(parameters(data, largest=np.inf), allow_nan=False)
+    else:
+        text = "\n".join([done.text, *(f"Written: {file}" for file in files)])
+    # flushed here: a closed pipe must show before the program reports success
+    print(text, flush=True)
+
+
+def _write(words: Words, done: Report, about: Mapping[str, Any]) -> list[pathlib.Path]:
+    """Write netCDF, table and figure; returns their paths."""
+    arrays, lines, picture = _paths(words)
+    assert done.stored is not None
+    storage.save(done.stored(), arrays, **about)
+    with whole(lines) as aside:
+        aside.write_text(done.text + "\n", encoding="utf-8")
+    if done.draw is None or not _draws():
+        return [arrays, lines]
+    canvas = plotting.canvas(height=2.7)
+    with plotting.style():
+        done.draw(canvas)
+    plotting.savefig(canvas, picture, **about)
+    return [picture, arrays, lines]
+
+
+def _interrupted(words: Words, done: Report) -> None:
+    """Save and print the finished parts, and say in one sentence that the rest is missing."""
+    if done.data:
+        data = done.data | {"interrupted": True}
+        # no figure: its curves would look finished
+        _finish(words, dataclasses.replace(done, data=data, draw=None))
+    if words.common.get("out") is not None:
+        discard(words.common["out"])
+    print(f"jaxsmi {words.name}: {done.unfinished()}", file=sys.stderr)
 
 
 def report(result: Any) -> Report:
@@ -70,7 +212,9 @@ def report(result: Any) -> Report:
         return Report(plain(result), repr(result), lambda: result, draw)
     steps = [result] if isinstance(result, Threshold) else result
     if isinstance(steps, list) and all(isinstance(step, Threshold) for step in steps):
-        stored = lambda: storage.arrays(_columns(steps))
+        # each field of all thresholds, with the threshold as the leading axis
+        fields = vars(jax.tree.map(lambda *x: np.stack(x), *steps)) if steps else {}
+        stored = lambda: storage.arrays(fields)
         text = "\n".join(map(repr, steps)) or "Nothing is learned from the labels alone."
         return Report({"thresholds": plain(steps)}, text, stored)
     data = plain(result)
@@ -96,20 +240,17 @@ def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:
 
 
 def _curve(curve: Sequence[Solution]) -> str:
+    """A table of overlaps, errors and outcomes, one row an α."""
     names = index_names(curve[0].model, len(curve[0].overlap))
-    rows = []
+    rows = [["alpha", *names, "error", "steps", "result"]]
     for point in curve:
-        overlaps = [
-            f"{float(point.overlap[p, p]):.4f} ± {float(point.stderr[p, p]):.4f}"
-            for p in range(len(names))
-        ]
-        ended = [f"{float(point.error):.4g}", f"{int(point.steps)}", Result(int(point.result)).name]
-        rows.append([f"{float(point.alpha):g}", *overlaps, *ended])
+        pairs = zip(np.diagonal(point.overlap), np.diagonal(point.stderr), strict=True)
+        ended = [number(point.error), number(point.steps), codes.counts(point.result)]
+        rows.append([number(point.alpha), *starmap(format_estimate, pairs), *ended])
     # each sentence once, however many points end with it
-    messages = dict.fromkeys(f"{Result(int(x.result)).name}: {x.message}" for x in curve)
+    messages = dict.fromkeys(f"{codes.counts(x.result)}: {x.message}" for x in curve)
     said = [textwrap.fill(message, 100, subsequent_indent="  ") for message in messages]
-    header = ["alpha", *names, "error", "steps", "result"]
-    return "\n".join([*table([header, *rows]), "", *said])
+    return "\n".join([*table(rows), "", *said])
 
 
 def _lines(arrays: Mapping[str, np.ndarray]) -> str:
@@ -125,36 +266,23 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
     return {named(path): np.asarray(leaf) for path, leaf in leaves}
 
 
-def _fields(value: Any) -> Mapping[str, Any] | None:
-    """The parts of a record."""
-    if isinstance(value, Mapping):
-        return {str(name): entry for name, entry in value.items()}
-    if isinstance(value, eqx.Module):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: getattr(value, name, None) for name in names if name not in _LARGE}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return value._asdict()  # pyright: ignore[reportAttributeAccessIssue]
-    return None
-
-
 def plain(value: Any) -> Any:
     """A result as plain data: dicts of its fields, names of result codes, messages."""
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
-        return [plain(entry) for entry in value]
-    fields = _fields(value)
-    if fields is None:
+    fields = value
+    if hasattr(value, "_asdict"):  # a named tuple
+        fields = value._asdict()
+    elif isinstance(value, eqx.Module):
+        names = [field.name for field in dataclasses.fields(value)]
+        fields = {name: getattr(value, name, None) for name in names if name not in _LARGE}
+    if isinstance(fields, (list, tuple)):
+        return [plain(entry) for entry in fields]
+    if not isinstance(fields, Mapping):
         return value
-    data = {name: plain(entry) for name, entry in fields.items()}
+    data = {str(name): plain(entry) for name, entry in fields.items()}
     if isinstance(value, (Solution, Threshold)):
-        codes = [Result(int(code)).name for code in np.ravel(np.asarray(value.result))]
-        data["result"] = codes if np.ndim(value.result) else codes[0]
+        names = [Result(int(code)).name for code in np.ravel(value.result)]
+        data["result"] = names if np.ndim(value.result) else names[0]
         data["message"] = value.message
     if isinstance(value, Solution):
         data |= {"converged": value.converged, "cosine": value.cosine}
     return data
-
-
-def _columns(steps: Sequence[Threshold]) -> dict[str, np.ndarray]:
-    """Each field of several thresholds, with the threshold as the leading axis."""
-    names = [field.name for field in dataclasses.fields(steps[0])] if steps else []
-    return {name: np.stack([np.asarray(getattr(step, name)) for step in steps]) for name in names}

@@ -1,54 +1,35 @@
-"""Commands that are more than one call: `run`, `sweep`, and optimizers by name."""
+"""Commands that are more than one call: `run` and `sweep`.
+
+They yield reports of more and more of their work, so that an interruption keeps the finished part.
+"""
 
 from __future__ import annotations
 
+import collections
 import functools
 import pathlib
 import tomllib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import optax
 from jaxtyping import PRNGKeyArray
 
 import jaxsmi as smi
 from jaxsmi.cli.flags import make_model, with_records
-from jaxsmi.cli.report import Report, keep, plain, report
+from jaxsmi.cli.report import Report, plain, report
 from jaxsmi.core import validate
-from jaxsmi.core.codes import Result
-from jaxsmi.core.display import table
+from jaxsmi.core.codes import Result, counts
+from jaxsmi.core.display import number
 from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, sweeps
-from jaxsmi.workbench.rows import OPTIMIZERS, evolve
+from jaxsmi.workbench.rows import SOLVERS, Grid, evolve
 
 if TYPE_CHECKING:
     import xarray
-
-
-def optimizer(
-    optimizer: str = "sgd",
-    learning_rate: float = 0.1,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-) -> optax.GradientTransformation:
-    """Make an optimizer of optax.
-
-    Args:
-        optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd. Default sgd.
-        learning_rate: Of the optimizer. Default 0.1.
-        momentum: Of the gradients, in [0, 1). Default 0.
-        weight_decay: Factor of the weights that is added to their gradient. Default 0.
-    """
-    name = validate.choice("optimizer", optimizer, OPTIMIZERS)
-    # decay before momentum, as in torch's SGD: the decayed gradient is what is accumulated
-    return optax.chain(
-        optax.add_decayed_weights(weight_decay),
-        optax.trace(momentum) if momentum else optax.identity(),
-        getattr(optax, name)(learning_rate),
-    )
 
 
 _RANDOM_START = 1e-3  # of GAMP: uninformative, as the start of the theory beside it
@@ -64,7 +45,7 @@ def run(
     max_steps: int = 300,
     curve_points: int = 9,
     progress: bool = False,
-) -> Report:
+) -> Iterator[Report]:
     """Learn a teacher by GAMP from a random start, and lay the run over state evolution.
 
     Args:
@@ -81,61 +62,47 @@ def run(
     validate.count("curve_points", curve_points, 2)
     data_key, start_key, theory_key = jax.random.split(key, 3)
     data = model.sample(data_key, dimension=dimension, alpha=alpha)
+    iteration = smi.Iteration(max_steps)
     learned = smi.gamp(
-        model,
-        data,
-        key=start_key,
-        start=_RANDOM_START,
-        iteration=smi.Iteration(max_steps),
-        progress=progress,
+        model, data, key=start_key, start=_RANDOM_START, iteration=iteration, progress=progress
     )
-    keep(report(learned), lambda: "interrupted before state evolution was finished")
-    explicit = model.channel.explicit  # of matrices theory is exact: no points, no start
-    # empirical: an error bar of a percent, which a line of the picture hides
-    averages = smi.Averages() if averages is None else averages
-    usual = smi.Averages(averages.points or 2048, averages.nets or 8)
-    sizes: dict[str, Any] = {} if explicit else {"averages": usual}
-    # a random start has cosine² of about 1/D, and chance tells as much of a layer not yet learned
-    chance = 1.0 / model.design.entries(dimension)
-    start = None if explicit else smi.Start(chance, side_information=chance)
-    plain_steps = smi.Iteration(newton=False)
-    theory = smi.state_evolution(
-        model,
-        alpha,
-        key=theory_key,
-        start=start,
-        iteration=plain_steps,
-        progress=progress,
-        **sizes,
-    )
-    # beyond perfect recovery of two layers at α = 1.2, or a little beyond the run
-    top = _top(model, alpha) if explicit else max(1.3, 1.04 * alpha)
-    # a picture: the curve needs no more digits, and points in the plateau may stay crosses
-    limits: dict[str, Any] = dict(sizes)
-    if not explicit:
-        limits |= {"iteration": smi.Iteration(50, tolerance=1e-3)}
+    finished = report(learned)
+    finished.unfinished = lambda: "interrupted before state evolution was finished"
+    yield finished
+    # of a step of the theory, and of a point of its curve
+    step: dict[str, Any] = {"iteration": smi.Iteration(newton=False)}
+    point: dict[str, Any] = {}
+    if model.channel.explicit:  # theory is exact: no points, no start
+        recovery = float(smi.recovery_threshold(model).alpha)
+        # a little beyond perfect recovery and beyond the run
+        top = max(1.2 * recovery if np.isfinite(recovery) else 0.0, 1.5 * alpha)
+    else:
+        averages = smi.Averages() if averages is None else averages
+        # empirical: an error bar of a percent, which a line of the picture hides
+        averages = smi.Averages(averages.points or 2048, averages.nets or 8)
+        # a random start has cosine² of about 1/D, and chance tells as much of an unlearned layer
+        chance = 1.0 / model.design.entries(dimension)
+        step |= {"averages": averages, "start": smi.Start(chance, side_information=chance)}
+        # a picture: the curve needs no more digits, and points in the plateau may stay crosses
+        point = {"averages": averages, "iteration": smi.Iteration(50, tolerance=1e-3)}
+        # beyond perfect recovery of two layers at α = 1.2
+        top = max(1.3, 1.04 * alpha)
+    theory = smi.state_evolution(model, alpha, key=theory_key, progress=progress, **step)
     curve: list[Solution] = []
     previous = None
     # between the ends: at α = 0 there is nothing to solve
     alphas = (np.arange(curve_points) + 0.5) / curve_points * top
     for value in tqdm(alphas, desc="alpha", disable=not progress, leave=False):
-        curve.append(evolve(model, float(value), theory_key, previous, **limits))
+        curve.append(evolve(model, float(value), theory_key, previous, **point))
         previous = curve[-1] if bool(curve[-1].converged) else previous
-    return _beside(learned, theory, curve)
-
-
-def _top(model: AbstractModel, alpha: float) -> float:
-    """The largest α of the curve of a matrix: a little beyond perfect recovery."""
-    recovery = float(smi.recovery_threshold(model).alpha)
-    return max(1.2 * recovery if np.isfinite(recovery) else 0.0, 1.5 * alpha)
+    yield _beside(learned, theory, curve)
 
 
 def _beside(learned: Solution, theory: Solution, curve: list[Solution]) -> Report:
     """The report of a run and its theory."""
     text = [repr(learned), repr(theory)]
-    unfinished = [f"{float(x.alpha):.4g}" for x in curve if not bool(x.converged)]
-    if unfinished:
-        missed = ", ".join(unfinished)
+    missed = ", ".join(number(x.alpha) for x in curve if not bool(x.converged))
+    if missed:
         text.append(f"The curve did not converge at alpha = {missed} (crosses).")
 
     def draw(figure: Any) -> None:
@@ -157,7 +124,7 @@ def sweep(
     dry_run: bool = False,
     out: pathlib.Path | None = None,
     progress: bool = False,
-) -> Report:
+) -> Iterator[Report]:
     """Solve a grid of problems that a TOML file describes; interrupted, the same command goes on.
 
     Args:
@@ -170,8 +137,7 @@ def sweep(
         out: Folder of the rows.
         progress: Show a bar. Default False.
     """
-    arguments = read_grid(file)
-    grid = sweeps.grid_of(**arguments)
+    grid = read_grid(file)
     folder = None if out is None else out / "rows"
     count = len(grid.rows)
     if dry_run:
@@ -179,32 +145,37 @@ def sweep(
         seconds = [float(row["seconds"]) for row in solved.values()]
         left = f", about {np.mean(seconds) * (count - len(solved)):.3g} s left" if seconds else ""
         text = f"{count} rows of {len(grid.alpha)} alpha; {len(solved)} are solved{left}."
-        return Report({"rows": count, "solved": len(solved)}, text)
+        yield Report({"rows": count, "solved": len(solved)}, text)
+        return
     # the rows are files already: an interruption has nothing to write
-    keep(None, lambda: sweeps.rows_kept(grid, folder))
+    yield Report({}, "", unfinished=lambda: sweeps.rows_kept(grid, folder))
     where = scheduler or validate.count("workers", workers, 0) or None
-    results = sweeps.sweep(**arguments, out=folder, scheduler=where, progress=progress)
-    return _of_sweep(results, count)
+    results = sweeps.solve_grid(grid, folder, where, progress)
+    yield _of_sweep(results, count)
 
 
 def _of_sweep(results: xarray.Dataset, rows: int) -> Report:
-    codes, counts = np.unique(results.result.values, return_counts=True)
-    ended = {Result(int(code)).name: int(n) for code, n in zip(codes, counts, strict=True)}
-    messages = list(dict.fromkeys(word for word in np.ravel(results.message.values) if word))
-    text = [f"{rows} rows, {', '.join(f'{name} {n}' for name, n in results.sizes.items())}."]
-    text += table([["result", "points"], *([name, str(n)] for name, n in ended.items())])
-    data = {"points": int(results.result.size), "results": ended, "messages": messages}
+    codes = results.result.values
+    messages = list(dict.fromkeys(word for word in results.message.values.flat if word))
+    text = [
+        f"{rows} rows, {', '.join(f'{name} {n}' for name, n in results.sizes.items())}.",
+        f"Results: {counts(codes)}.",
+        *messages[:5],
+    ]
+    ended = collections.Counter(Result(int(code)).name for code in codes.flat)
+    data = {"points": codes.size, "results": dict(ended), "messages": messages}
     failed = int(np.sum(results.message.values != ""))
     problem = f"{failed} points failed: {messages[0]}" if failed else ""
     draw = functools.partial(plotting.sweep, results)
-    return Report(data, "\n".join([*text, *messages[:5]]), lambda: results, draw, problem)
+    return Report(data, "\n".join(text), lambda: results, draw, problem)
 
 
-_ENTRIES = ("model", "alpha", "solver", "seeds", "parameters", "settings")
+_REQUIRED = ("model", "alpha")
+_ENTRIES = (*_REQUIRED, "solver", "seeds", "parameters", "settings")
 
 
-def read_grid(file: pathlib.Path) -> dict[str, Any]:
-    """Read the arguments of `smi.sweep` from a TOML file.
+def read_grid(file: pathlib.Path) -> Grid:
+    """Read the grid of a sweep from a TOML file.
 
     Raises:
         ValueError: For an entry that cannot be read.
@@ -213,24 +184,21 @@ def read_grid(file: pathlib.Path) -> dict[str, Any]:
         entries = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as failure:
         raise ValueError(f"{file}: {failure}.") from failure
-    unknown = ", ".join(name for name in entries if name not in _ENTRIES)
-    missing = ", ".join(name for name in ("model", "alpha") if name not in entries)
-    validate.check(not unknown, str(file), unknown, f"entries {', '.join(_ENTRIES)}")
-    validate.check(not missing, str(file), f"no {missing}", "entries model and alpha at least")
+    right = set(_REQUIRED) <= set(entries) <= set(_ENTRIES)
+    allowed = f"entries {' and '.join(_REQUIRED)}, and any of {', '.join(_ENTRIES[2:])}"
+    validate.check(right, str(file), ", ".join(entries), allowed)
     values = {name: _range(name, x) for name, x in entries.get("parameters", {}).items()}
     axes = {name: value for name, value in values.items() if isinstance(value, list)}
     fixed = {name: value for name, value in values.items() if name not in axes}
     build = functools.partial(make_model, entries["model"], **fixed)
     # one model now: a misspelt parameter must not wait for the first row
-    build(**{name: axis[0] for name, axis in axes.items()})  # a wrong name is refused here
+    build(**{name: axis[0] for name, axis in axes.items()})
     solver = str(entries.get("solver", "state-evolution")).replace("-", "_")
-    called = {"parameters": axes, "seeds": entries.get("seeds", 1), "solver": solver}
     settings = dict(entries.get("settings", {}))
-    if solver in ("state_evolution", "gamp", "train"):
+    if solver in SOLVERS:
         settings = with_records(solver, settings)
-    reserved = ", ".join(name for name in settings if name in ("out", "progress", "scheduler"))
-    validate.check(not reserved, "settings", reserved, "keyword arguments of the solver")
-    return {"build": build, "alpha": _range("alpha", entries["alpha"]), **called, **settings}
+    alpha = _range("alpha", entries["alpha"])
+    return Grid(build, alpha, axes, entries.get("seeds", 1), solver, settings)
 
 
 def _range(name: str, value: Any) -> Any:
@@ -238,10 +206,10 @@ def _range(name: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     allowed = '{from, to, points, scale = "linear" or "log", with positive ends}'
-    right = {"from", "to", "points"} <= set(value) <= {"from", "to", "points", "scale"}
-    space = {"linear": np.linspace, "log": np.geomspace}.get(value.get("scale", "linear"))
-    right = right and (space is np.linspace or min(value["from"], value["to"]) > 0)
-    validate.check(right and space is not None, name, value, allowed)
-    assert space is not None
+    scale = value.get("scale", "linear")
+    right = set(value) - {"scale"} == {"from", "to", "points"} and scale in ("linear", "log")
+    right = right and (scale == "linear" or min(value["from"], value["to"]) > 0)
+    validate.check(right, name, value, allowed)
+    space = np.geomspace if scale == "log" else np.linspace
     # twelve digits, so that a point can be named in a selection
     return [float(f"{x:.12g}") for x in space(value["from"], value["to"], int(value["points"]))]

@@ -1,4 +1,4 @@
-"""One row of a sweep: all α at one point of the other parameters, solved one after the other.
+"""The grid of a sweep, and its rows: all α at one point of the other parameters, one after another.
 
 The random numbers of a row depend on its seed alone. They are common to all α and all parameters,
 and the same in whatever order and wherever the rows are solved.
@@ -6,11 +6,10 @@ and the same in whatever order and wherever the rows are solved.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,14 +21,16 @@ from jaxtyping import PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import Solution
+from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench.provenance import parameters
 from jaxsmi.workbench.storage import MATRICES, SCALARS
+from jaxsmi.workbench.storage import parameters as parameters_of
 
 FIELDS = (*MATRICES, *SCALARS)
+_RESERVED = ("alpha", "seed", "message", "cosine", "index", "index_", *FIELDS)
 OPTIMIZERS = ("adam", "adamw", "lion", "nadam", "radam", "rmsprop", "sgd")
 
 # Fields over those α that were solved; over all α "message", empty where solved; "seconds"
@@ -37,25 +38,51 @@ Row = dict[str, np.ndarray]
 Solver = Callable[..., Solution]
 
 
-@dataclasses.dataclass(frozen=True)
 class Grid:
-    """A grid of problems.
+    """A grid of problems, its arguments validated.
 
     Args:
         build: Makes a model of the parameters.
         alpha: Sample complexities, ascending.
-        axes: Parameters and their values.
-        seeds: The seeds, common to all parameters.
+        parameters: Names and their values.
+        seeds: How many, or which; common to all parameters.
         solver: A name of `SOLVERS`, or a function (model, alpha, key, previous, **settings).
         settings: Keyword arguments of the solver.
+
+    Raises:
+        ValueError: For a wrong argument or setting.
     """
 
-    build: Callable[..., AbstractModel]
-    alpha: list[float]
-    axes: dict[str, list[Any]]
-    seeds: list[int]
-    solver: str | Solver
-    settings: dict[str, Any]
+    def __init__(
+        self,
+        build: Callable[..., AbstractModel],
+        alpha: Sequence[float],
+        parameters: Mapping[str, Sequence[Any]] | None,
+        seeds: int | Sequence[int],
+        solver: str | Solver,
+        settings: dict[str, Any],
+    ):
+        validate.function("build", build, "a function of the parameters that makes a model")
+        self.build = build
+        allowed = "finite numbers > 0, ascending"
+        validate.array("alpha", alpha, allowed, interval=POSITIVE)
+        numbers = np.atleast_1d(np.asarray(alpha, float))  # float64 whatever the precision of JAX
+        check(numbers.ndim == 1 and np.all(np.diff(numbers) > 0), "alpha", alpha, allowed)
+        self.alpha: list[float] = numbers.tolist()
+        axes = {} if parameters is None else parameters
+        validate.instance("parameters", axes, Mapping, "values by name")
+        self.axes = {name: _axis(name, values) for name, values in axes.items()}
+        self.seeds = _seeds(seeds)
+        known = solver in SOLVERS if isinstance(solver, str) else callable(solver)
+        check(known, "solver", solver, f"one of {tuple(SOLVERS)}, or a function")
+        self.solver = solver
+        names, others = _setting_names(solver)
+        unknown = ", ".join(name for name in settings if name not in names)
+        own = f"settings of this solver: {', '.join(names) or 'none'}"
+        check(others or not unknown, "settings", unknown, own)
+        if isinstance(solver, str) and "optimizer" in settings:
+            make_optimizer(settings["optimizer"])
+        self.settings = settings
 
     @property
     def rows(self) -> list[tuple[dict[str, Any], int]]:
@@ -97,7 +124,7 @@ class Grid:
         corners = []
         for values, _ in (self.rows[0], self.rows[-1]):
             try:
-                corners.append(parameters(self.build(**values)))
+                corners.append(parameters_of(self.build(**values)))
             except Exception as failure:  # the row says so, too
                 corners.append(f"{type(failure).__name__}: {failure}")
         described: dict[str, object] = dict(vars(self))
@@ -105,7 +132,27 @@ class Grid:
         if not isinstance(self.solver, str):
             described["solver"] = _source(self.solver)
         described |= {"models": corners, "x64": jax.config.values["jax_enable_x64"]}
-        return parameters(described, largest=np.inf)
+        return parameters_of(described, largest=np.inf)
+
+
+def _axis(name: str, values: Sequence[Any]) -> list[Any]:
+    free = isinstance(name, str) and name not in _RESERVED
+    check(free, "parameters", name, f"names other than {', '.join(_RESERVED)}")
+    allowed = "at least one value, each once"
+    axis = validate.sequence(f"parameters[{name!r}]", values, allowed)
+    # the repr of a module leaves out large arrays, its parameters do not
+    distinct = {f"{value!r} {parameters_of(value, np.inf)}" for value in axis}
+    check(len(distinct) == len(axis), f"parameters[{name!r}]", values, allowed)
+    return axis
+
+
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, (list, tuple, range, np.ndarray)):
+        allowed = "integers from 0 to 2^32 - 1, each once"  # the range of jax.random.fold_in
+        numbers = validate.sequence("seeds", list(seeds), allowed, validate.count, 0, 2**32 - 1)
+        check(len(set(numbers)) == len(numbers), "seeds", seeds, allowed)
+        return numbers
+    return list(range(validate.count("seeds", seeds)))
 
 
 def _fields(solution: Solution) -> Row:
@@ -159,14 +206,13 @@ def _pass_messages(
     model: AbstractModel,
     alpha: float,
     key: PRNGKeyArray,
-    previous: Solution | None,
+    _: Solution | None,
     dimension: int = 1000,
     store: bool = True,
     inputs: str = "gaussian",
     **settings: Any,
 ) -> Solution:
     """Message passing on a teacher and data of its own."""
-    del previous
     data_key, start_key = jax.random.split(key)
     data = model.sample(data_key, dimension=dimension, alpha=alpha, store=store, inputs=inputs)
     return gamp(model, data, key=start_key, **settings)
@@ -176,23 +222,40 @@ def _descend(
     model: AbstractModel,
     alpha: float,
     key: PRNGKeyArray,
-    previous: Solution | None,
+    _: Solution | None,
     dimension: int = 500,
     optimizer: str = "adam",
     learning_rate: float = 1e-2,
     **settings: Any,
 ) -> Solution:
     """Gradient descent on a teacher and data of its own."""
-    del previous
     data_key, start_key = jax.random.split(key)
     data = model.sample(data_key, dimension=dimension, alpha=alpha)
-    step = optimizer_of(optimizer, learning_rate)
+    step = make_optimizer(optimizer, learning_rate)
     return train(model, data, step, key=start_key, **settings)
 
 
-def optimizer_of(name: str, learning_rate: float) -> optax.GradientTransformation:
-    """An optimizer of optax by its name."""
-    return getattr(optax, validate.choice("optimizer", name, OPTIMIZERS))(learning_rate)
+def make_optimizer(
+    optimizer: str = "sgd",
+    learning_rate: float = 0.1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+    """Make an optimizer of optax.
+
+    Args:
+        optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd. Default sgd.
+        learning_rate: Of the optimizer. Default 0.1.
+        momentum: Of the gradients, in [0, 1). Default 0.
+        weight_decay: Factor of the weights that is added to their gradient. Default 0.
+    """
+    name = validate.choice("optimizer", optimizer, OPTIMIZERS)
+    # decay before momentum, as in torch's SGD: the decayed gradient is what is accumulated
+    return optax.chain(
+        optax.add_decayed_weights(weight_decay),
+        optax.trace(momentum) if momentum else optax.identity(),
+        getattr(optax, name)(learning_rate),
+    )
 
 
 # name -> the function that solves a point, and the public one whose keywords it passes on
@@ -203,14 +266,11 @@ SOLVERS: dict[str, tuple[Solver, Solver]] = {
 }
 
 
-def settings_of(solver: str | Solver) -> tuple[list[str], bool]:
+def _setting_names(solver: str | Solver) -> tuple[list[str], bool]:
     """Names of the settings of a solver, and True if it takes any others."""
     own, called = SOLVERS[solver] if isinstance(solver, str) else (solver, None)
-    try:
-        # the first four are (model, alpha, key, previous), and the sweep passes them
-        arguments = list(inspect.signature(own).parameters.values())[4:]
-    except (TypeError, ValueError):  # a callable without a signature
-        return [], True
+    # the first four are (model, alpha, key, previous), and the sweep passes them
+    arguments = list(inspect.signature(own).parameters.values())[4:]
     open_ended = called is None and any(x.kind is x.VAR_KEYWORD for x in arguments)
     if called is not None:
         passed_on = inspect.signature(called).parameters.values()

@@ -1,32 +1,36 @@
-"""Solutions as labelled arrays, in netCDF files with provenance.
+"""Solutions as labelled arrays, in netCDF files that say how they were made.
 
-A Dataset of xarray holds named dimensions (`index`, `index_`, `step`, `dimension`), one variable
-for each field of a `Solution` (the history under the prefix `history_`), and the provenance as
-attributes: versions, time, device, the model with all its numbers, and whatever the caller adds.
-
-xarray is imported only when a function here is called; it comes with `pip install 'jaxsmi[data]'`.
+A Dataset of xarray has one variable for each field of a `Solution` (the history under the prefix
+`history_`) and the provenance as attributes: versions, time, device, the model with all its
+numbers. xarray comes with `pip install 'jaxsmi[data]'`; `provenance` does without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
+import enum
 import json
+import math
 import os
 import pathlib
+import platform
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+import jaxsmi
 from jaxsmi.core import validate
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Solution, index_names
-from jaxsmi.workbench.provenance import key_data, provenance
 
 if TYPE_CHECKING:
     import xarray
@@ -36,13 +40,91 @@ if TYPE_CHECKING:
 
 SCALARS = ("error", "steps", "residual", "spectral_radius", "result")  # fields of one number
 MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
+_LARGEST = 256  # arrays of a model with more entries than this are described by shape and type
+
+
+def parameters(value: object, largest: float = _LARGEST) -> Any:
+    """A module with all its numbers as plain dicts, lists, numbers and strings, ready for JSON.
+
+    Args:
+        value: An equinox Module (a model, a prior, a channel), an array, or any nesting of them.
+        largest: Number of entries up to which an array is written out. Default 256.
+
+    Returns:
+        Dicts for modules (their class under "type"), lists for arrays of at most `largest` entries,
+        shape and type for larger ones, names for functions, None for numbers that are not finite
+        (JSON has none).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> parameters({"skip": jnp.array([1.0, 0.5]), "noise": float("nan")})
+        {'skip': [1.0, 0.5], 'noise': None}
+    """
+    if isinstance(value, eqx.Module) and not isinstance(value, type):
+        fields = {
+            field.name: parameters(getattr(value, field.name, None), largest)
+            for field in dataclasses.fields(value)
+        }
+        return {"type": type(value).__name__, **fields}
+    # before int: a result code is one, and its name says more
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Mapping):
+        return {str(name): parameters(entry, largest) for name, entry in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [parameters(entry, largest) for entry in value]
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)  # pyright: ignore[reportArgumentType]
+        if value.size > largest:
+            return f"array of shape {value.shape}, {value.dtype}"
+        return parameters(np.asarray(value).tolist(), largest)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return str(value)
+
+
+def provenance(solution: Solution | None = None, /, **attributes: object) -> dict[str, Any]:
+    """How something was made: versions, time, device; of a solution also model, key and outcome.
+
+    Args:
+        solution: The solution that is described. Default None.
+        **attributes: Anything to add, made ready for JSON by `parameters`.
+
+    Returns:
+        A dict ready for JSON.
+
+    Example:
+        >>> provenance(seed=3)["seed"]
+        3
+    """
+    # the device that holds the solution; the first one, where its arrays are those of NumPy
+    overlap = getattr(solution, "overlap", None)
+    devices = overlap.devices() if isinstance(overlap, jax.Array) else jax.devices()
+    device = min(devices, key=lambda device: device.id)
+    made: dict[str, Any] = {
+        "jaxsmi": jaxsmi.__version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.platform}: {device.device_kind}",
+        "x64": bool(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    if solution is not None:
+        made |= {"kind": solution.kind, "message": solution.message}
+        if solution.model is not None:
+            made |= {"model": repr(solution.model), "model_parameters": parameters(solution.model)}
+        if solution.key is not None:
+            made["key"] = parameters(solution.key)
+    return made | {name: parameters(value) for name, value in attributes.items()}
 
 
 def import_xarray() -> ModuleType:
-    """xarray, if netCDF can be written too.
-
-    Otherwise an ImportError that says how to install it.
-    """
+    """xarray, if netCDF can be written too; else an ImportError that says how to install it."""
     try:
         import h5netcdf  # noqa: F401
         import h5py  # noqa: F401  (h5netcdf no longer brings it)
@@ -91,7 +173,7 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
         rows = "index" if weights.shape == (P, weights.shape[-1]) else "row"
         variables["weights"] = (("layer", rows, "dimension")[-weights.ndim :], weights)
     if solution.key is not None:
-        variables["key"] = (("word",), np.asarray(key_data(solution.key)).ravel())
+        variables["key"] = (("word",), np.ravel(np.asarray(parameters(solution.key), np.uint32)))
     coordinates: dict[str, Any] = {
         "alpha": ((), np.asarray(solution.alpha)),
         "index": np.arange(1, P + 1),
@@ -165,17 +247,15 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
         >>> save({"run": run, "theory": theory}, "out/learned.nc")  # doctest: +SKIP
     """
     xarray = import_xarray()
-    groups: dict[str | None, xarray.Dataset] = {}
+    parts: dict[str, xarray.Dataset] = {}
     if isinstance(item, dict):
         described = _described(groups=", ".join(map(str, item)), **attributes)
-        groups[None] = xarray.Dataset(attrs=described)
-        groups |= {str(name): _dataset(part, **attributes) for name, part in item.items()}
+        parts["/"] = xarray.Dataset(attrs=described)
+        parts |= {str(name): _dataset(part, **attributes) for name, part in item.items()}
     else:
-        groups[None] = _dataset(item, **attributes)
+        parts["/"] = _dataset(item, **attributes)
     with whole(path) as aside:
-        for group, dataset in groups.items():
-            mode = "w" if group is None else "a"
-            dataset.to_netcdf(aside, group=group, mode=mode, engine="h5netcdf")
+        xarray.DataTree.from_dict(parts).to_netcdf(aside, engine="h5netcdf")
 
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Dataset:

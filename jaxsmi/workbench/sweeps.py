@@ -26,20 +26,15 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.progress import tqdm
 from jaxsmi.core.results import Solution
 from jaxsmi.core.setup import CACHE_SETTINGS
-from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench.provenance import parameters as parameters_of
-from jaxsmi.workbench.provenance import provenance
-from jaxsmi.workbench.rows import FIELDS, SOLVERS, Grid, Row, optimizer_of, settings_of
-from jaxsmi.workbench.storage import import_xarray, whole
+from jaxsmi.workbench.rows import FIELDS, Grid, Row
+from jaxsmi.workbench.storage import import_xarray, provenance, whole
 
 if TYPE_CHECKING:
     import xarray
     from dask.distributed import Client
 
 _RETRIES = 5  # empirical: a worker lost more often than that was killed by the row, not by chance
-_RESERVED = ("alpha", "seed", "message", "cosine", "index", "index_", *FIELDS)
-_SOLVER = f"one of {tuple(SOLVERS)}, or a function"
 _SCHEDULER = "a number of processes >= 1, an address 'host:port', or a dask Client"
 
 
@@ -96,7 +91,18 @@ def sweep(
     Cost:
         That of its points; where a run is killed, the row it was at.
     """
-    grid = grid_of(build, alpha, parameters, seeds=seeds, solver=solver, **settings)
+    return solve_grid(
+        Grid(build, alpha, parameters, seeds, solver, settings), out, scheduler, progress
+    )
+
+
+def solve_grid(
+    grid: Grid,
+    out: str | os.PathLike[str] | None,
+    scheduler: str | int | Client | None,
+    progress: bool,
+) -> xarray.Dataset:
+    """Solve the rows of a grid that are not in the folder yet."""
     validate.flag("progress", progress)
     _check_scheduler(scheduler)
     import_xarray()
@@ -106,7 +112,9 @@ def sweep(
         _claim(folder, grid)
         rows = solved_rows(grid, folder)
     missing = [number for number in range(len(grid.rows)) if number not in rows]
-    solved = _solve_here(grid, missing) if scheduler is None else _solve(grid, missing, scheduler)
+    # None: in this process
+    here = ((number, grid.solve(number)) for number in missing)
+    solved = here if scheduler is None else _solve(grid, missing, scheduler)
     hidden = not progress or not missing  # a bar that begins at its end shows no rate
     size = len(grid.rows)
     try:
@@ -130,56 +138,6 @@ def rows_kept(grid: Grid, folder: pathlib.Path | None) -> str:
     count = sum((folder / _file(k)).is_file() for k in range(len(grid.rows)))
     kept = f"{count} of {len(grid.rows)} rows are kept in {folder}"
     return f"interrupted; {kept}, and the same sweep goes on from there"
-
-
-def grid_of(
-    build: Callable[..., AbstractModel],
-    alpha: Sequence[float],
-    parameters: Mapping[str, Sequence[Any]] | None = None,
-    *,
-    seeds: int | Sequence[int] = 1,
-    solver: str | Callable[..., Solution] = "state_evolution",
-    **settings: Any,
-) -> Grid:
-    """Validate the arguments of `sweep`."""
-    validate.function("build", build, "a function of the parameters that makes a model")
-    allowed = "finite numbers > 0, ascending"
-    validate.array("alpha", alpha, allowed, interval=POSITIVE)
-    numbers = np.atleast_1d(np.asarray(alpha, float))  # float64 whatever the precision of JAX
-    validate.check(numbers.ndim == 1 and np.all(np.diff(numbers) > 0), "alpha", alpha, allowed)
-    given = {} if parameters is None else parameters
-    axes = dict(validate.instance("parameters", given, Mapping, "values by name"))
-    for name, values in axes.items():
-        free = isinstance(name, str) and name not in _RESERVED
-        validate.check(free, "parameters", name, f"names other than {', '.join(_RESERVED)}")
-        axes[name] = _axis(name, values)
-    known = solver in SOLVERS if isinstance(solver, str) else callable(solver)
-    validate.check(known, "solver", solver, _SOLVER)
-    names, others = settings_of(solver)
-    unknown = ", ".join(name for name in settings if name not in names)
-    own = f"settings of this solver: {', '.join(names) or 'none'}"
-    validate.check(others or not unknown, "settings", unknown, own)
-    if isinstance(solver, str) and "optimizer" in settings:
-        optimizer_of(settings["optimizer"], 0.1)
-    return Grid(build, numbers.tolist(), axes, _seeds(seeds), solver, settings)
-
-
-def _seeds(seeds: int | Sequence[int]) -> list[int]:
-    if isinstance(seeds, (list, tuple, range, np.ndarray)):
-        allowed = "integers from 0 to 2^32 - 1, each once"  # the range of jax.random.fold_in
-        numbers = validate.sequence("seeds", list(seeds), allowed, validate.count, 0, 2**32 - 1)
-        validate.check(len(set(numbers)) == len(numbers), "seeds", seeds, allowed)
-        return numbers
-    return list(range(validate.count("seeds", seeds)))
-
-
-def _axis(name: str, values: Sequence[Any]) -> list[Any]:
-    allowed = "at least one value, each once"
-    axis = validate.sequence(f"parameters[{name!r}]", values, allowed)
-    # the repr of a module leaves out large arrays, its parameters do not
-    distinct = {f"{value!r} {parameters_of(value, np.inf)}" for value in axis}
-    validate.check(len(distinct) == len(axis), f"parameters[{name!r}]", values, allowed)
-    return axis
 
 
 def _check_scheduler(scheduler: object) -> None:
@@ -210,19 +168,18 @@ def _claim(folder: pathlib.Path, grid: Grid) -> None:
             text = json.dumps({"sweep": description, **now}, indent=1)
             aside.write_text(text, encoding="utf-8")
         return
-    content: Any = None
-    with contextlib.suppress(ValueError):
+    try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    other = content.get("sweep") if isinstance(content, dict) else None
-    if not isinstance(other, dict):
+        other = dict(content["sweep"])
+    except (ValueError, KeyError, TypeError) as failure:
         allowed = "an empty folder: its sweep.json does not describe a sweep"
-        raise ValueError(f"out: got {str(folder)!r}; allowed: {allowed}.")
+        raise ValueError(f"out: got {str(folder)!r}; allowed: {allowed}.") from failure
     differing = [name for name, value in description.items() if other.get(name, ...) != value]
     allowed = f"an empty folder, or one of the same sweep: it differs in {', '.join(differing)}"
     validate.check(not differing, "out", str(folder), allowed)
     if content.get("jaxsmi") != now["jaxsmi"]:
         versions = f"version {content.get('jaxsmi')}, and goes on with {now['jaxsmi']}"
-        warnings.warn(f"{folder} was begun by {versions}.", stacklevel=3)
+        warnings.warn(f"{folder} was begun by {versions}.", stacklevel=4)
 
 
 def solved_rows(grid: Grid, folder: pathlib.Path) -> dict[int, Row]:
@@ -237,11 +194,6 @@ def solved_rows(grid: Grid, folder: pathlib.Path) -> dict[int, Row]:
 
 
 # Where rows are solved
-
-
-def _solve_here(grid: Grid, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
-    for number in numbers:
-        yield number, grid.solve(number)
 
 
 def _solve(

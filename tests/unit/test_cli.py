@@ -14,7 +14,7 @@ import pytest
 import jaxsmi as smi
 import synthetic
 from helpers import linear_overlap
-from jaxsmi.cli import flags, run, signatures
+from jaxsmi.cli import flags, run
 from jaxsmi.cli.main import main
 from jaxsmi.workbench import storage
 
@@ -82,12 +82,12 @@ def test_wrong_words_are_one_sentence_and_status_2(capsys, words, said):
 def test_flags_follow_the_signature(name):
     """The source says what the function does, and each argument without a default has a flag."""
     command = flags.COMMANDS[name]
-    function = signatures.load(command.target)
-    listed = [argument.name for argument in signatures.read(command.target).arguments]
+    function = flags.load(command.target)
+    listed = [argument.name for argument in flags.read(command.target).arguments]
     assert listed == list(inspect.signature(function).parameters)
     for model in flags.MODELS if command.models else [""]:
         reached = {flag.path[0] for flag in flags.flags_of(flags.Words(name, model)).values()}
-        for argument in signatures.read(command.target).arguments:
+        for argument in flags.read(command.target).arguments:
             made = argument.name in ("model", "key")  # a model may have no arguments
             assert argument.default is not None or made or argument.name in reached
 
@@ -95,8 +95,8 @@ def test_flags_follow_the_signature(name):
 @pytest.mark.parametrize("name", list(flags.MODELS))
 def test_models_are_made_of_their_arguments(name):
     target = flags.MODELS[name]
-    listed = [argument.name for argument in signatures.read(target).arguments]
-    assert listed == list(inspect.signature(signatures.load(target)).parameters)
+    listed = [argument.name for argument in flags.read(target).arguments]
+    assert listed == list(inspect.signature(flags.load(target)).parameters)
     if name != "piecewise-linear":  # a link of one's own, without defaults
         assert type(flags.make_model(name)).__module__.startswith("jaxsmi.models")
 
@@ -248,7 +248,7 @@ def test_settings_of_a_file_are_those_of_records(tmp_path):
     grid.write_text(
         'model = "linear"\nalpha = 1.0\nsolver = "train"\n[settings]\nbatch_size = 20\n'
     )
-    assert run.read_grid(grid)["gradient"].batch_size == 20
+    assert run.read_grid(grid).settings["gradient"].batch_size == 20
 
 
 def test_a_point_that_fails_is_status_1(capsys, tmp_path):

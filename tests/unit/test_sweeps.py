@@ -19,7 +19,7 @@ import synthetic
 from helpers import linear_overlap
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import index_names
-from jaxsmi.workbench import provenance, storage
+from jaxsmi.workbench import storage
 from jaxsmi.workbench.storage import discard, whole
 
 pytest.importorskip("xarray")
@@ -317,7 +317,7 @@ def test_a_missing_package_comes_with_the_remedy(monkeypatch, package):
 
 
 def test_parameters_are_ready_for_json():
-    found = provenance.parameters(
+    found = storage.parameters(
         {
             "big": jnp.zeros((20, 20)),
             "link": jnp.sin,

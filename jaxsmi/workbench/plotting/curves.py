@@ -16,7 +16,7 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.results import LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.core.validate import check, choice
 from jaxsmi.workbench.plotting import drawing
-from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, styled
+from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
 
 if TYPE_CHECKING:
     import xarray
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 _REACHED = (Result.SUCCESS, Result.UNSTABLE)  # codes of a learner's theory at a fixed point
+_ALPHA = r"sample complexity $\alpha$"
+_UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
 
-@styled
+@style()
 def overlap_against_alpha(
     theory: Curve | None = None,
     gamp: Curve | None = None,
@@ -83,10 +85,10 @@ def overlap_against_alpha(
         if runs:
             alpha, overlap, _ = np.array([_point(solution, p) for solution in runs]).T
             ax.plot(alpha, overlap, **_look(name, "GAMP", call) | markers(p, p + 2 * call))
-    return _finish(ax, r"sample complexity $\alpha$", r"overlap $Q/\rho$", legend)
+    return _finish(ax, 2 * legend, xlabel=_ALPHA, ylabel=r"overlap $Q/\rho$", ylim=_UNIT)
 
 
-@styled
+@style()
 def overlap_against_iteration(
     gamp: Solution | None = None,
     theory: Solution | None = None,
@@ -133,7 +135,8 @@ def overlap_against_iteration(
             look = _look(name, "GAMP", call) | markers(p, p + 2 * call)
             ax.plot(run["step"], values, markevery=-(-len(values) // _MOST_MARKERS), **look)
     ax.set_xlim(left=0)
-    return _finish(ax, "iteration", "squared cosine" if squared else "overlap $Q$", legend)
+    ordinate = "squared cosine" if squared else "overlap $Q$"
+    return _finish(ax, 2 * legend, xlabel="iteration", ylabel=ordinate, ylim=_UNIT)
 
 
 def _ascending(curve: Curve | None) -> list[Solution]:
@@ -174,17 +177,15 @@ def _second_moment(solution: Solution) -> np.ndarray:
     return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))
 
 
-def _finish(ax: Axes, abscissa: str, ordinate: str, legend: bool) -> Axes:
-    ax.set_xlabel(abscissa)
-    ax.set_ylabel(ordinate)
-    # a little more than [0, 1]: markers at both ends stay whole
-    ax.set_ylim(-0.03, 1.05)
-    if legend:
-        drawing.legend_above(ax, 2)
+def _finish(ax: Axes, columns: int, **labels: Any) -> Axes:
+    """Label the axes; a legend in `columns` columns, none where this is zero."""
+    ax.set(**labels)
+    if columns:
+        drawing.legend_above(ax, columns)
     return ax
 
 
-@styled
+@style()
 def learning_curves(
     solution: Solution,
     ax: Axes | None = None,
@@ -231,9 +232,8 @@ def learning_curves(
         # linear up to the first record: step 0 has no logarithm
         ax.set_xscale("symlog", linthresh=max(steps[1], 1.0))
     ax.set_xlim(left=0)
-    return _finish(
-        ax, "iteration" if solution.kind == "gamp" else "step", "cosine similarity", legend
-    )
+    step = "iteration" if solution.kind == "gamp" else "step"
+    return _finish(ax, 2 * legend, xlabel=step, ylabel="cosine similarity", ylim=_UNIT)
 
 
 def _recorded(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
@@ -241,7 +241,7 @@ def _recorded(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
     value."""
     steps = np.atleast_2d(np.asarray(solution.history["step"]))
     cosines = np.asarray(solution.history["cosine"])
-    cosines = cosines if cosines.ndim == 3 else cosines[None]
+    cosines = cosines.reshape(-1, *cosines.shape[-2:])  # one run is a batch of one
     # runs that reached a target ended earlier, and a mean needs them all at each step
     longest = steps[np.argmax(np.isfinite(steps).sum(axis=1))]
     values = cosines[:, np.isfinite(longest)].copy()
@@ -250,7 +250,7 @@ def _recorded(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
     return longest[np.isfinite(longest)], values
 
 
-@styled
+@style()
 def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> list[Axes]:
     """Draw one panel a method: cosines of all indices, and where their mean passes the level.
 
@@ -280,7 +280,7 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
     return list(axes)
 
 
-@styled
+@style()
 def risk_against_alpha(
     curves: Sequence[Sequence[LearnerSolution]],
     labels: Sequence[str],
@@ -310,9 +310,8 @@ def risk_against_alpha(
     check(len(curves) == len(labels), "labels", labels, f"{len(curves)} of them")
     ax = drawing.axes_or_new(ax)
     for k, (curve, label) in enumerate(zip(curves, labels, strict=True)):
-        alpha = np.array([float(point.alpha) for point in curve])
-        value = np.array([float(getattr(point, quantity)) for point in curve])
-        error = np.array([float((point.stderrs or {})[quantity]) for point in curve])
+        rows = [(x.alpha, getattr(x, quantity), x.stderrs[quantity]) for x in curve]
+        alpha, value, error = np.array(rows, float).T
         codes = np.array([int(point.result) for point in curve])
         marker = "." if len(curve) < 12 else ""  # points of a coarse curve are shown
         ax.plot(alpha, value, label=label, color=colour(k), marker=marker, **line(k))
@@ -321,13 +320,11 @@ def risk_against_alpha(
         for name, where, look in (("no fixed point", failed, CROSS), ("unstable", unstable, _RING)):
             if where.any():
                 ax.plot(alpha[where], value[where], color=colour(k), label=name, **look)
-    ax.set_xlabel(r"sample complexity $\alpha$")
-    ax.set_ylabel(quantity.replace("_", " "))
-    drawing.legend_above(ax, min(len(curves), 3))
-    return ax
+    columns = min(len(curves), 3)
+    return _finish(ax, columns, xlabel=_ALPHA, ylabel=quantity.replace("_", " "))
 
 
-@styled
+@style()
 def thresholds_against(
     stairs: Sequence[Sequence[Threshold]],
     values: ArrayLike | None = None,
@@ -361,14 +358,11 @@ def thresholds_against(
         # no interval where α_c is infinite: matplotlib draws none of NaN, and fails
         at, half = [value for value, _ in rows], np.nan_to_num(alpha - low)
         ax.errorbar(at, alpha, half, label=f"threshold {k + 1}", **look)
-    ax.set_xlabel(parameter)
-    ax.set_ylabel(r"critical sample complexity $\alpha_c$")
     ax.set_ylim(bottom=0)
-    drawing.legend_above(ax, 3)
-    return ax
+    return _finish(ax, 3, xlabel=parameter, ylabel=r"critical sample complexity $\alpha_c$")
 
 
-@styled
+@style()
 def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     """Draw the share of each index that a sweep learned against α, one panel an index, one curve a
     combination of parameters, from dark to light.
@@ -399,8 +393,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
             # with more curves than this a legend hides the panel
             label = label if len(tints) <= _MOST_NAMES else None
             ax.plot(values.alpha, rows[k], marker=".", color=tint, label=label)
-        ax.set_xlabel(r"$\alpha$")
-        ax.set_title(f"index {p + 1}" if count > 1 else "")
+        ax.set(xlabel=r"$\alpha$", title=f"index {p + 1}" if count > 1 else "")
     panels[0].set_ylabel("overlap / second moment")
     drawing.legend(panels[0])
     return figure

@@ -4,29 +4,25 @@ and files that record their provenance."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
-from jaxsmi.workbench.provenance import provenance
-from jaxsmi.workbench.storage import whole
+from jaxsmi.workbench.storage import provenance, whole
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Keys = Mapping[str, Mapping[str, Any]]  # entries of a legend: label -> line style
 
 COLUMN = 3.5  # inches: one column of a two-column page, and its whole width
@@ -74,20 +70,11 @@ def markers(p: int, shape: int | None = None) -> dict[str, Any]:
     }
 
 
-def style() -> contextlib.AbstractContextManager[None]:
-    """The style of all figures, while they are drawn and saved."""
-    return import_pyplot().style.context(STYLE)
-
-
-def styled(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that draws, so that it draws in this style."""
-
-    @functools.wraps(function)
-    def draws(*arguments: P.args, **settings: P.kwargs) -> T:
-        with style():
-            return function(*arguments, **settings)
-
-    return draws
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """The style of all figures, while they are drawn and saved; also a decorator, `@style()`."""
+    with import_pyplot().style.context(STYLE):
+        yield
 
 
 def import_pyplot() -> ModuleType:
