@@ -190,7 +190,11 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
             own = tuple(f"{name}_{axis}" for axis in range(values.ndim - 1))
             dimensions = known.get(values.shape[1:], own)
             variables[f"history_{name}"] = (("step", *dimensions), values)
-    return _marked(xarray.Dataset(variables, coordinates, _described(solution, **attributes)))
+    dataset = xarray.Dataset(variables, coordinates, _described(solution, **attributes))
+    # the meaning of result codes, by the CF convention
+    dataset["result"].attrs["flag_values"] = np.array([int(code) for code in Result])
+    dataset["result"].attrs["flag_meanings"] = " ".join(code.name for code in Result)
+    return dataset
 
 
 def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset:
@@ -219,7 +223,7 @@ def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset
     curve = xarray.concat(
         datasets, dim="alpha", data_vars="all", join="outer", combine_attrs="drop_conflicts"
     )
-    return _marked(curve.sortby("alpha").assign_attrs(_described(**attributes)))
+    return curve.sortby("alpha").assign_attrs(_described(**attributes))
 
 
 def arrays(values: Mapping[str, ArrayLike], **attributes: object) -> xarray.Dataset:
@@ -321,10 +325,3 @@ def _described(solution: Solution | None = None, /, **attributes: object) -> dic
     # JSON marks a boolean as one, and netCDF has none
     plain = lambda x: isinstance(x, (str, int, float)) and not isinstance(x, bool)
     return {name: x if plain(x) else json.dumps(x) for name, x in made.items()}
-
-
-def _marked(dataset: xarray.Dataset) -> xarray.Dataset:
-    """The dataset with the meaning of its result codes, by the CF convention."""
-    dataset["result"].attrs["flag_values"] = np.array([int(code) for code in Result])
-    dataset["result"].attrs["flag_meanings"] = " ".join(code.name for code in Result)
-    return dataset
