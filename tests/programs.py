@@ -121,7 +121,7 @@ def tanh(noise=0.1):
 SINGLE = {"store": False, "dtype": jnp.float32}
 TWO, DEEP, LINEAR = smi.DeepAttention(2, 2), smi.DeepAttention(3, 2), smi.links.linear(0.1)
 RANK_TWO, UNTIED = smi.DeepAttention(2, 2, ranks=(1, 2)), smi.DeepAttention(1, 2, tied=False)
-HARDMAX = smi.AttentionIndexed(3, 0.5, "hardmax")
+HARDMAX = smi.AttentionIndexed(2, 0.5, "hardmax")
 RISK, OTHER = smi.Erm(tanh(), ridge=0.1), smi.Mismatched(smi.links.linear(0.3))
 NUCLEAR = smi.MatrixErm(0.1)
 BATCHES = smi.Gradient(batch_size=10)

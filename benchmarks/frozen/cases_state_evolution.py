@@ -150,7 +150,6 @@ MATRIX_POINTS = {
     "softmax 2": (lambda: smi.AttentionIndexed(2, 0.5), (0.05, 0.1, 0.3)),
     "softmax 3, beta": (lambda: smi.AttentionIndexed(3, 1.5, beta=2.0), (0.03, 0.08)),
     "hardmax 2": (lambda: smi.AttentionIndexed(2, 0.5, "hardmax"), (0.1, 1.0)),
-    "hardmax 3": (lambda: smi.AttentionIndexed(3, 0.5, "hardmax"), (0.1, 1.0)),
     "linear 2, noise": (lambda: smi.AttentionIndexed(2, 0.5, "linear", noise=0.2), (0.1, 1.0)),
     "linear 1": (lambda: smi.AttentionIndexed(1, 0.5, "linear"), (0.1, 0.5)),
     "bilinear": (lambda: smi.Bilinear(1.0, 0.2), (0.1, 0.3, 0.5)),

@@ -1,10 +1,10 @@
 """Output channels: p(y|z) of a label given its fields, and the posterior of the fields.
 
-base: the interface. posterior: its results. averages: their averages over labels. fibres: integrals
-over what a label leaves open. pullback: a channel seen through a linear map of the fields.
-signs, piecewise, products: ready-made links. likelihood: any p(y|z). jumps: discontinuities of a
-link. attention_link, attention, paired_attention, rotations, scales: deep attention. matrix_scores,
-hardmax, hardmax_posterior, layered_scores: labels of a matrix of scores. proximal: losses.
+base: the interface. posterior: its results, and their averages over labels. fibres: integrals over
+what a label leaves open; orbits: over curves of it. signs, piecewise: closed forms. likelihood: any
+p(y|z). jumps: discontinuities of a link. attention_link, attention, paired_attention: deep
+attention. matrix_scores: labels of a matrix of scores; pullback: of their coordinates, and of
+layers. proximal: losses.
 """
 
 from jaxsmi.channels.attention import DeepAttentionChannel, SingleAttentionChannel
@@ -16,10 +16,15 @@ from jaxsmi.channels.base import (
 )
 from jaxsmi.channels.fibres import Fibre, FibreChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, NoInference
+from jaxsmi.channels.orbits import ProductChannel
 from jaxsmi.channels.piecewise import ModulusChannel, PiecewiseLinearChannel
-from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
 from jaxsmi.channels.pullback import PullbackChannel
-from jaxsmi.channels.signs import LogisticChannel, SignChannel, SignProductChannel
+from jaxsmi.channels.signs import (
+    LogisticChannel,
+    SignChannel,
+    SignProductChannel,
+    SquarePlusSignParityChannel,
+)
 
 __all__ = [
     "AbstractChannel",

@@ -8,7 +8,7 @@ the M tokens:
     ∂g = ∂²_ω log Z_out = V^{-1} Cov[z|y] V^{-1} - V^{-1} ⊗ I_M                    (P, M, P, M)
 
 A channel with a closed-form log Z_out needs to state nothing else (`ClosedFormChannel`): g and ∂g
-come by autodiff. Averages over labels are in channels/averages.py.
+come by autodiff. Averages over labels are in posterior.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.averages import response_of, weighted_posteriors
-from jaxsmi.channels.posterior import Key, Posterior, Response
+from jaxsmi.channels.posterior import Key, Posterior, Response, response_of, weighted_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.validate import check
 

@@ -3,6 +3,7 @@ r"""Channels that integrate over what a label leaves open: a fibre of the fields
 Equations here [theory: numerics, Eqs. (7), (8)]; L Lᵀ = V, τ = L^{-1}(z - ω) the whitened fields:
 
     Z_out = e^{-log_norm} Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,    τ = (t, r_s(t)) on the fibre
+    g  = L^{-ᵀ} ⟨τ⟩,      ∂g = L^{-ᵀ} (Cov τ - I) L^{-1}
 
 A channel says how many variables t are open, and gives weights and residuals at their nodes
 (`fibre`). Residuals stay right when V goes to zero, where a density in z would not.
@@ -27,7 +28,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.channels.posterior import Key, Posterior, as_posterior, unwhiten
+from jaxsmi.channels.posterior import Key, Posterior
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.numerics.refining import Budget, Integral, Moments, Respond, self_refining_moments
 from jaxsmi.numerics.refining_rules import Nodes, grid_fits
@@ -83,7 +84,16 @@ class FibreChannel(AbstractChannel):
             moments = _direct_moments(fibre.integral)
         if fibre.nested:
             moments = _without_difference(moments, root)
-        return as_posterior(moments, omega.shape, fibre.log_norm)
+        m = moments
+        return Posterior(
+            m.log_mass - fibre.log_norm,
+            m.g.reshape(omega.shape),
+            m.dg,
+            m.ess,
+            m.error,
+            m.dg_error,
+            m.halves,
+        )
 
 
 def single_suffices(budget: Budget, deviation: Array) -> Array:
@@ -92,14 +102,24 @@ def single_suffices(budget: Budget, deviation: Array) -> Array:
     return 0.01 * budget.tolerance * deviation**2 >= jnp.finfo(jnp.float32).eps
 
 
+def _unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Array, Array]:
+    """g (S, P, M) and ∂g (S, P, M, P, M) from moments of the whitened fields τ (S, P M)."""
+    P, M = len(L), tokens
+    # the inverse of a small matrix once, not a solve for each sample
+    inverse = solve_triangular(L, jnp.eye(P, dtype=L.dtype), lower=True)
+    centred = (covariance - jnp.eye(P * M, dtype=L.dtype)).reshape(-1, P, M, P, M)
+    g = jnp.einsum("qp,sqm->spm", inverse, mean.reshape(-1, P, M))
+    return g, jnp.einsum("ap,sambn,bq->spmqn", inverse, centred, inverse)
+
+
 def whitened_response(root: Array, tokens: int, nested: bool = False) -> Respond:
     """g and ∂g as functions of the moments of whitened fields; `nested`: of g (S, P M + 1) the last
     component is the error."""
     if not nested:
-        return functools.partial(unwhiten, root, tokens)
+        return functools.partial(_unwhiten, root, tokens)
 
     def respond(mean: Array, covariance: Array) -> tuple[Array, Array]:
-        g, dg = unwhiten(root, tokens, mean[:, :-1], covariance[:, :-1, :-1])
+        g, dg = _unwhiten(root, tokens, mean[:, :-1], covariance[:, :-1, :-1])
         return jnp.concatenate([g.reshape(len(g), -1), mean[:, -1:]], axis=1), dg
 
     return respond

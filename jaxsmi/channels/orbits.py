@@ -1,14 +1,15 @@
-r"""Integrals over the curve of last fields that a label leaves open: rotations, and scales.
+r"""Integrals over the curve of last fields that a label leaves open: rotations, scales, products.
 
-Equations here [theory: deep-attention, Eqs. (28) to (33), (40) to (43)]. A label fixes two rows of
-fields up to a curve h(x) (2, M), and possibly up to a component c along e(x), common to the tokens.
-In whitened fields, N = Λ^{-1} of the rows' root of covariance, a their whitened mean,
+Equations here [theory: deep-attention, Eqs. (28) to (33), (40) to (43); multi-index, Eq. (26)]. A
+label fixes two rows of fields up to a curve h(x) (2, M), and possibly up to a component c along
+e(x), common to the tokens. In whitened fields, N = Λ^{-1} of the rows' root of covariance, a their
+whitened mean,
 
     r(x) = N h(x) - a,   n = N e/|N e|,   e^ℓ = ∫ dx J(x) ∫ dc e^{-|r(x) + c N e(x)|²/2}
 
     rank two     h = R_θ X, of three tokens and more X also mirrored;  J = 1;  e = R_θ e_2 of two
     untied       h = (c X_1, X_2/c), c of either sign, x = log|c|;  J = |c|;   e = e_2
-    a product    the same of one token;  J = 1;  no e
+    a product    the same of one token, y = z_1 z_2, X = √|y| (1, sign y);  J = 1;  no e
 
 The integral over c is a Gaussian one, the other a Gauss-Legendre sum on each of a few intervals of
 x, which hold one peak each and are narrowed until their ends weigh nothing, however small V is. The
@@ -30,9 +31,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from jaxsmi.channels.fibres import with_difference
-from jaxsmi.core.arrays import frozen
+from jaxsmi.channels.base import check_label_shape
+from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response, with_difference
+from jaxsmi.core.arrays import clamp_to_tiny, frozen
 from jaxsmi.numerics.quadrature import legendre
+from jaxsmi.numerics.refining import Integral
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
@@ -264,7 +267,48 @@ def scales(block: Array, centre: Array, root: Array, *, inside: bool) -> list[Br
     return _integrated(orbit, (16, 32) if inside else (32, 64))
 
 
-def products(block: Array, centre: Array, root: Array) -> list[Branch]:
-    """The hyperbola of two fields (2, 1, S, n) of one product."""
-    orbit = _Scales(block[:, :, None, None], *_whitening(centre, root), shared=False)
-    return _integrated(orbit, (64, 128))
+class ProductChannel(FibreChannel):
+    """y = z_1 z_2 (P = 2, M = 1), any V: a hyperbola in the plane of the fields, integrated along
+    its two branches; `budget` says which error counts as accurate.
+
+    Of labels below 1e-12 in units of the fields the curve outgrows its nodes, as its error says.
+    """
+
+    indices: int = eqx.field(static=True, default=2, kw_only=True)
+    tokens: int = eqx.field(static=True, default=1, kw_only=True)
+
+    @property
+    def constraints(self) -> int:
+        """A label fixes one combination of the fields."""
+        return 1
+
+    @property
+    def open_variables(self) -> int:
+        """None: the place along the hyperbola has a rule of its own."""
+        return 0
+
+    def link(self, fields: Array) -> Array:
+        """z_1 z_2."""
+        return fields[0, 0] * fields[1, 0]
+
+    def check_labels(self, labels: Array) -> None:
+        """Finite numbers, shape (N,)."""
+        check_label_shape(labels, ())
+
+    def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
+        """From y (N,)."""
+
+        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
+            y, w = block
+            # both fields of one size: then neither exponential overflows
+            size = jnp.sqrt(clamp_to_tiny(jnp.abs(y)))[:, None]
+            second = jnp.where(y >= 0.0, 1.0, -1.0)[:, None] * size
+            fields = jnp.stack([size, second])[:, None]
+            whitened = _whitening(w.transpose(1, 2, 0)[..., None], root)
+            hyperbola = _Scales(fields[:, :, None, None], *whitened, shared=False)
+            return jnp.ones((), w.dtype), _integrated(hyperbola, (64, 128))
+
+        respond = whitened_response(root, 1, nested=True)
+        # both fields are residuals, and the error of the rule is the third
+        integral = Integral(integrand, (statistic, omega), respond, inner=0, outer=3)
+        return Fibre(integral, jnp.log(2 * jnp.pi * root[0, 0] * root[1, 1]), nested=True)

@@ -1,4 +1,4 @@
-r"""Channels of labels ±1: closed forms, and one-dimensional integrals to rounding.
+r"""Channels of signs: closed forms, and one-dimensional integrals to rounding.
 
 Equations here (ω, V as in channels/base.py; φ, Φ the Gaussian density and distribution function,
 ς(x) = 1/(1 + e^{-x})):
@@ -12,7 +12,13 @@ Equations here (ω, V as in channels/base.py; φ, Φ the Gaussian density and di
 
       T = Π_i erf(ω_i/√(2V_ii)) + ∫_0^1 dλ Σ_{i<j} V_ij ∂T/∂V_ij(V(λ))
 
-Source: [TCDKZ25], [TDDZLK24], [BKMMZ19], [P54]; [theory: multi-index, Eqs. (23), (25), (29), (69)].
+* square plus parity, y = z_1² + sign(z_1 z_2 z_3): p = sign(z_1 z_2 z_3) = ±1 and
+  z_1 = s√(y - p), s = ±1, remain open,
+
+      Z_out = Σ_{p, s} N(z_1; ω_1, V_11)/(2√(y - p)) P(sign(z_2 z_3) = p s | z_1),   p <= y
+
+Source: [TCDKZ25], [TDDZLK24], [BKMMZ19], [P54]; [theory: multi-index, Eqs. (23), (25), (27) to
+(29), (69)].
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from jaxtyping import Array
 from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import legendre
+from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.roots import bisect
 
 _NODES, _WEIGHTS = legendre(64)
@@ -133,6 +140,47 @@ class SignProductChannel(AbstractSignsChannel):
         b = statistic * omega[1, 0] / scale[1]
         rho = statistic * V[0, 1] / (scale[0] * scale[1])
         return jnp.logaddexp(log_quadrant(a, b, rho), log_quadrant(-a, -b, rho))
+
+
+class SquarePlusSignParityChannel(ClosedFormChannel):
+    """y = z_1² + sign(z_1 z_2 z_3) (P = 3, M = 1), any V."""
+
+    indices: int = eqx.field(static=True, default=3)
+    tokens: int = eqx.field(static=True, default=1)
+
+    @property
+    def pathwise(self) -> bool:
+        """Labels jump."""
+        return False
+
+    def link(self, fields: Array) -> Array:
+        """z_1² + sign(z_1 z_2 z_3), with sign 0 = 1."""
+        z = fields[:, 0]
+        return z[0] ** 2 + jnp.where(z[0] * z[1] * z[2] >= 0.0, 1.0, -1.0)
+
+    def check_labels(self, labels: Array) -> None:
+        """Numbers >= -1, shape (N,)."""
+        check_label_shape(labels, ())
+        check(jnp.all(labels >= -1.0), "labels", labels, "numbers z_1² ± 1 >= -1")
+
+    def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """log of the sum over p and s."""
+        w = omega[:, 0]
+        v = V[0, 0]
+        slope = V[1:, 0] / V[0, 0]
+        conditional = V[1:, 1:] - jnp.outer(slope, V[0, 1:])
+        terms = []
+        for parity in (1.0, -1.0):
+            square = statistic - parity
+            # any positive number where no z_1 exists: derivatives of what is masked must be finite
+            root = jnp.sqrt(jnp.where(square > 0.0, square, 1.0))
+            for sign in (1.0, -1.0):
+                d = sign * root - w[0]
+                log_density = -0.5 * d * d / v - 0.5 * jnp.log(2 * jnp.pi * v) - jnp.log(2 * root)
+                # a label fixes z_1 but for its sign: the other two are conditioned on it
+                term = log_density + log_parity(parity * sign, w[1:] + slope * d, conditional)
+                terms.append(jnp.where(square > 0.0, term, no_weight(term.dtype)))
+        return logsumexp(jnp.stack(terms))
 
 
 def log_quadrant(a: Array, b: Array, rho: Array) -> Array:

@@ -59,8 +59,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.averages import redraw_labels
 from jaxsmi.channels.base import AbstractChannel
+from jaxsmi.channels.posterior import redraw_labels
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.validate import check

@@ -109,21 +109,15 @@ class PrecisionMap(AbstractOrderMap):
         return self, _solved(frozen(self), steps)
 
     def end(self, run: Run[_Root]) -> End:
-        """V at the root; its error is zero unless f comes from Monte-Carlo."""
+        """V at the root, without a statistical error."""
         root = run.state
         J = self.slope(root.x, root.x)
         V = self.numbers(root.x)["error"]
-        stderr = jnp.zeros_like(V)
-        # a relative error of f is an error of the map
-        relative = self.model.explicit_readout.uncertainty(self.model.prior.norm - V, V)
-        if relative is not None:
-            slope = jax.jvp(lambda x: self.numbers(x)["error"], (root.x,), (jnp.ones_like(root.x),))
-            stderr = jnp.abs(slope[1] * resolvent(J, relative))
         fields = {
             "spectral_radius": not_recorded((), V.dtype),
             "state": {"qhat": jnp.where(root.recovered, jnp.inf, jnp.exp(root.x))},
         }
-        errors = {"overlap": _matrix(stderr)}
+        errors = {"overlap": _matrix(jnp.zeros_like(V))}
         return End(root.x, self.numbers(root.x), J, errors, run.result, fields)
 
     def slope(self, x: Array, jacobian: Array) -> Array:

@@ -47,7 +47,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.averages import draw_posteriors
+from jaxsmi.channels.posterior import draw_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan
 from jaxsmi.core.driver import Run

@@ -10,8 +10,7 @@ S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d), α = n/d², ρ = r/d:
         hardmax: never, V ~ c(ρ) α^{-2}, c(ρ) = π (1+ρ) D(ρ)²/(8 K²), K = ∫ φ²/(Φ(1 - Φ))
     small width, ᾱ = α/ρ, ρ -> 0: something is learned from ᾱ_c = 1/f(0) at Q_0 = 1
 
-The channels are in channels/matrix_scores.py and channels/hardmax.py, prediction errors in
-score_error.py.
+The channels are in channels/matrix_scores.py, prediction errors in score_error.py.
 """
 
 from __future__ import annotations
@@ -26,11 +25,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.channels.hardmax import HardmaxScores, sign_information
-from jaxsmi.channels.layered_scores import layered_channel, layered_scores
 from jaxsmi.channels.likelihood import NoInference
-from jaxsmi.channels.matrix_scores import AbstractScores, LinearScores, SoftmaxScores
-from jaxsmi.channels.pullback import PullbackChannel, frame
+from jaxsmi.channels.matrix_scores import (
+    AbstractScores,
+    HardmaxScores,
+    LinearScores,
+    SoftmaxScores,
+    sign_information,
+)
+from jaxsmi.channels.pullback import PullbackChannel, frame, layered_channel, layered_scores
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.results import Estimate
@@ -59,8 +62,9 @@ class AttentionIndexed(MatrixModel):
     Args:
         tokens: T.
         rank_ratio: ρ = r/d > 0.
-        output: "softmax", "hardmax" (two to five tokens), "linear", or a JAX function of symmetric
-            scores (T, T) (inference with noise > 0). Default "softmax"; with `outcomes` E[y|h].
+        output: "softmax", "hardmax" (inference of two tokens), "linear", or a JAX function of
+            symmetric scores (T, T) (inference with noise > 0). Default "softmax"; with `outcomes`
+            E[y|h].
         beta: Inverse temperature > 0 of the softmax. Default 1.
         noise: Δ >= 0 of the linear output: variance Δ on the diagonal of h, Δ/2 off it; of a
             function Δ on every number of its label. Default 0.
@@ -115,9 +119,6 @@ class AttentionIndexed(MatrixModel):
         normalised = word in ("softmax", "hardmax")
         # the softmax of one score is 1: labels of one token would tell nothing
         self.tokens = validate.count("tokens", tokens, at_least=2 if normalised else 1)
-        # more scores in a row are more than its integrals are refined over
-        few = word != "hardmax" or self.tokens <= 5
-        check(few, "tokens", tokens, "2 to 5 for hardmax")
         self.layers = validate.count("layers", layers)
         # the next layer averages tokens with these scores, which must add up to one
         check(self.layers == 1 or normalised, "layers", layers, "1 for this output")
@@ -161,8 +162,9 @@ class AttentionIndexed(MatrixModel):
 
     @property
     def channel(self) -> AbstractChannel:
-        """That of the scores: of one layer, or of two softmax layers of two tokens."""
-        if self.layers == 1:
+        """That of the scores: of one layer, or of two softmax layers of two tokens; of hardmax
+        that of two tokens."""
+        if self.layers == 1 and (self.output != "hardmax" or self.tokens == 2):
             return self.readout
         # two tokens: the rest of the scores is one variable a layer, and the inner integral is
         # cheap
@@ -171,8 +173,8 @@ class AttentionIndexed(MatrixModel):
             return layered_channel(2, self.skip, last, Budget(_TOLERANCE))
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
         remedy = (
-            "one layer, or two softmax layers of two tokens (more have an inner integral in four "
-            "variables at least); all can be sampled and trained"
+            "one layer (of hardmax with two tokens), or two softmax layers of two tokens (more "
+            "have an inner integral in four variables at least); all can be sampled and trained"
         )
         return NoInference(
             law=self.link, indices=self.layers, tokens=self.tokens**2, name=name, remedy=remedy

@@ -34,9 +34,14 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood
+from jaxsmi.channels.orbits import ProductChannel
 from jaxsmi.channels.piecewise import ModulusChannel, PiecewiseLinearChannel, linear_channel
-from jaxsmi.channels.products import ProductChannel, SquarePlusSignParityChannel
-from jaxsmi.channels.signs import LogisticChannel, SignChannel, SignProductChannel
+from jaxsmi.channels.signs import (
+    LogisticChannel,
+    SignChannel,
+    SignProductChannel,
+    SquarePlusSignParityChannel,
+)
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, is_zero, nan_unless
 from jaxsmi.core.validate import FINITE, POSITIVE, VARIANCE, check

@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.averages import response_of, weighted_posteriors
 from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.posterior import response_of, weighted_posteriors
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import check

@@ -11,8 +11,8 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.averages import weighted_posteriors
 from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.posterior import weighted_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny, nan
 from jaxsmi.core.codes import INACCURATE_SHARE, Result

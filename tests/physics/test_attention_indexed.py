@@ -10,9 +10,8 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import jaxsmi as smi
-from helpers import mean_and_error, z_scores
-from jaxsmi.channels.hardmax import HardmaxScores, hardmax_response, sampled_response
-from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
+from helpers import z_scores
+from jaxsmi.channels.matrix_scores import HardmaxScores, SoftmaxScores, centred
 from jaxsmi.channels.signs import log_quadrant
 from jaxsmi.priors.wishart import WishartLaw
 
@@ -67,47 +66,6 @@ def test_gamma_is_the_posterior_mean():
         chosen = h[(signs == s).all(1)]
         found = np.asarray(HardmaxScores().gamma(jnp.asarray(s, float), jnp.asarray(omega), V))
         assert np.all(np.abs(z_scores((chosen - omega) / V, found)) < 4.5)
-
-
-# More tokens ------------------------------------------------------------------------------------
-
-
-@SLOW
-def test_sampled_hardmax_agrees_with_the_exact_one():
-    """Two tokens, both ways: within 3.5 standard errors of 8 replicas (Student's law: 1 % each)."""
-    for u in (1.0, 0.6, 0.3):
-        mean, error = mean_and_error(sampled_response(2, 1 - u**2, u**2))
-        exact = float(hardmax_response(1 - u**2, u**2))
-        assert abs(mean - exact) < 3.5 * error
-        assert error < 5e-3 * exact
-
-
-@SLOW
-@pytest.mark.parametrize(("tokens", "value", "error"), [(3, 5.702, 0.002), (4, 9.511, 0.003)])
-def test_hardmax_of_more_tokens(tokens, value, error):
-    """f(0) against [theory: attention-indexed, section 11]."""
-    mean, stderr = mean_and_error(sampled_response(tokens, 0.0, 1.0))
-    print(f"T={tokens}: {mean:.4f} ± {stderr:.4f}, known {value} ± {error}")
-    assert abs(mean - value) < 3 * np.hypot(stderr, error)
-
-
-@SLOW
-def test_hardmax_of_three_tokens_from_its_table():
-    """The table against its own points, and state evolution with its error bar."""
-    model = smi.AttentionIndexed(3, 0.5, "hardmax")
-    for u in (0.25, 0.5, 0.9):
-        point = 1 - u**2, u**2
-        mean, error = mean_and_error(sampled_response(3, *point))
-        table, spread = (
-            float(f(*point)) for f in (model.channel.information, model.channel.uncertainty)
-        )
-        assert abs(mean / table - 1) < 4 * (spread + error / mean) + 2e-3
-    three, two = (
-        smi.state_evolution(smi.AttentionIndexed(tokens, 0.5, "hardmax"), 0.2) for tokens in (3, 2)
-    )
-    assert 0 < float(three.stderr[0, 0]) < 0.02
-    assert float(three.error) < float(two.error)
-    assert abs(float(model.small_width_threshold) - 0.1754) < 1e-3
 
 
 # Prediction errors ------------------------------------------------------------------------------

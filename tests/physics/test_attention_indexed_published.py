@@ -15,7 +15,7 @@ from scipy.special import ndtr, owens_t
 
 import jaxsmi as smi
 from helpers import gauss_legendre, mean_and_error, published_columns, runs_of
-from jaxsmi.channels.hardmax import HardmaxScores
+from jaxsmi.channels.matrix_scores import HardmaxScores
 from jaxsmi.priors.wishart import WishartPrior
 
 WIDTHS = (0.1, 0.3, 0.5, 1.0, 2.0)  # of the softmax curves

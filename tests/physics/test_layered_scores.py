@@ -11,8 +11,8 @@ import pytest
 
 import jaxsmi as smi
 from helpers import mean_and_error, respond, runs_of, z_scores
-from jaxsmi.channels.layered_scores import layered_channel
 from jaxsmi.channels.matrix_scores import SoftmaxScores
+from jaxsmi.channels.pullback import layered_channel
 from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.refining import Budget
 

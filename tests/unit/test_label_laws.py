@@ -9,7 +9,7 @@ from scipy.special import expit
 from scipy.stats import norm
 
 import jaxsmi as smi
-from jaxsmi.channels.averages import draw_posteriors
+from jaxsmi.channels.posterior import draw_posteriors
 
 KEY = jax.random.key(0)
 DOOR = 0.6744897501960817

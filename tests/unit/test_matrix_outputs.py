@@ -9,8 +9,7 @@ from scipy.stats import norm
 
 import jaxsmi as smi
 from helpers import result
-from jaxsmi.channels.hardmax import HardmaxScores
-from jaxsmi.channels.matrix_scores import LinearScores, SoftmaxScores
+from jaxsmi.channels.matrix_scores import HardmaxScores, LinearScores, SoftmaxScores
 from jaxsmi.numerics.refining_rules import TrapezoidRule
 
 KEY = jax.random.key(0)
