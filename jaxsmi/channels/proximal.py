@@ -90,54 +90,43 @@ def points_by_descent(
     """
     root = jnp.linalg.cholesky(V)
     labels = jax.vmap(law)(goal, noise)
-    # the descent has no derivative of its own
-    # a descent in reverse mode would store all its steps
+    # the descent has no derivative of its own: reverse mode would store all its steps
     still = frozen((loss, labels, omega, root))
     inverse = solve_triangular(still[3], jnp.eye(len(V), dtype=V.dtype), lower=True)
     begin = lax.stop_gradient(starts) - still[2][:, None]
     flat = jnp.einsum("pq,nkqm->nkpm", inverse, begin).reshape(*begin.shape[:2], -1)
     function = lambda sample, tau: _Problem(still[0], sample[0], sample[1], still[3])(tau)
     lowest = lowest_minima(function, (still[1], still[2]), flat)
-    one = lambda goal, noise, w, minimum: _reply(loss, law, goal, noise, w, root, minimum)
+
+    def one(goal: Array, noise: Array, omega: Array, lowest: Minimum) -> Reply:
+        label = law(goal, noise)
+        problem = _Problem(loss, label, omega, root)
+        # derivatives come by one Newton step from the frozen minimum, not through the descent
+        fixed = frozen(problem)
+        identity = jnp.eye(lowest.position.size, dtype=omega.dtype)
+        inverse, _ = solve_definite(hessian(fixed, lowest.position), identity)
+        # zero but for rounding, and for derivatives
+        tau = lowest.position - lax.stop_gradient(inverse) @ jax.grad(problem)(lowest.position)
+        inverse, _ = solve_definite(hessian(problem, tau), identity)
+        unwhiten = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True, trans=1)
+        shape = omega.shape
+        bracket = (inverse - identity).reshape(shape + shape)
+        # the label moves with the teacher, at a fixed point of the learner
+        pull = lambda z: jax.grad(_Problem(loss, law(z, noise), omega, root))(tau)
+        mixed = jax.jacfwd(pull)(goal).reshape(tau.size, goal.size)
+        response = -(inverse @ mixed).reshape(shape + goal.shape)
+        value = loss(label, problem.fields(tau))
+        return Reply(
+            g=unwhiten @ tau.reshape(shape),
+            dg=jnp.einsum("ap,pmqn,bq->ambn", unwhiten, bracket, unwhiten),
+            slope=jnp.einsum("ap,pmqm->aq", unwhiten, response),
+            loss=value,
+            envelope=value + 0.5 * jnp.sum(tau**2),
+            error=lowest.residual,
+            second=lowest.second,
+        )
+
     return jax.vmap(one)(goal, noise, omega, lowest)
-
-
-def _reply(
-    loss: Loss,
-    law: LabelOf,
-    goal: Array,
-    noise: Array,
-    omega: Array,
-    root: Array,
-    lowest: Minimum,
-) -> Reply:
-    """The response at the lowest minimum of one sample."""
-    label = law(goal, noise)
-    problem = _Problem(loss, label, omega, root)
-    # derivatives come by one Newton step from the frozen minimum, not through the descent
-    fixed = frozen(problem)
-    identity = jnp.eye(lowest.position.size, dtype=omega.dtype)
-    inverse, _ = solve_definite(hessian(fixed, lowest.position), identity)
-    # zero but for rounding, and for derivatives
-    tau = lowest.position - lax.stop_gradient(inverse) @ jax.grad(problem)(lowest.position)
-    inverse, _ = solve_definite(hessian(problem, tau), identity)
-    unwhiten = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True, trans=1)
-    shape = omega.shape
-    bracket = (inverse - identity).reshape(shape + shape)
-    # the label moves with the teacher, at a fixed point of the learner
-    pull = lambda z: jax.grad(_Problem(loss, law(z, noise), omega, root))(tau)
-    mixed = jax.jacfwd(pull)(goal).reshape(tau.size, goal.size)
-    response = -(inverse @ mixed).reshape(shape + goal.shape)
-    value = loss(label, problem.fields(tau))
-    return Reply(
-        g=unwhiten @ tau.reshape(shape),
-        dg=jnp.einsum("ap,pmqn,bq->ambn", unwhiten, bracket, unwhiten),
-        slope=jnp.einsum("ap,pmqm->aq", unwhiten, response),
-        loss=value,
-        envelope=value + 0.5 * jnp.sum(tau**2),
-        error=lowest.residual,
-        second=lowest.second,
-    )
 
 
 def points_by_formula(

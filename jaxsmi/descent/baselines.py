@@ -36,7 +36,7 @@ from jaxsmi.models.base import check_data
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.roots import bisect
-from jaxsmi.priors.product import ASPECT, ProductLaw, gaussian_error
+from jaxsmi.priors.factors import ASPECT, ProductLaw, gaussian_error
 
 __all__ = ["minimum_nuclear_norm", "nuclear_norm_threshold", "ridge_error"]
 

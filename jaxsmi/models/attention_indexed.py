@@ -46,8 +46,8 @@ from jaxsmi.models.matrix_outputs import Labels, output_model
 from jaxsmi.models.score_error import hardmax_error, softmax_error
 from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.refining import Budget
+from jaxsmi.priors.factors import WishartPrior
 from jaxsmi.priors.spectral import SpectralPrior
-from jaxsmi.priors.wishart import WishartPrior
 
 OUTPUTS = ("softmax", "hardmax", "linear")
 _TOLERANCE = 1e-3  # of the inner integral of two layers: that of index models with grids

@@ -46,9 +46,8 @@ from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.models.matrix_outputs import Labels, output_model
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.symmetry import AbstractSymmetry
-from jaxsmi.priors.product import ProductPrior, gaussian_error
+from jaxsmi.priors.factors import ProductPrior, WishartPrior, gaussian_error
 from jaxsmi.priors.spectral import SpectralPrior
-from jaxsmi.priors.wishart import WishartPrior
 
 OUTPUTS = ("linear", "sign", "absolute")
 

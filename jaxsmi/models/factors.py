@@ -23,7 +23,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.design.blocks import Inputs, mapped, product_dtype
 from jaxsmi.models.base import AbstractStudent
 from jaxsmi.models.matrix import MatrixModel
-from jaxsmi.priors.wishart import WishartLaw
+from jaxsmi.priors.factors import WishartLaw
 
 
 class AbstractFactors(AbstractStudent):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxsmi.priors.nodes import mixture_nodes
+from jaxsmi.priors.field_averages import mixture_nodes
 
 _MEMORY = 2**22  # numbers in the posterior of one batch of columns: 32 MB in float64
 

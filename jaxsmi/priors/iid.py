@@ -28,9 +28,17 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.linear_algebra import symmetric
-from jaxsmi.priors import field_averages
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.priors.columns import AbstractColumn, posterior
+from jaxsmi.priors.field_averages import (
+    average,
+    covariance,
+    covariance_twice,
+    half_outer,
+    log_partition,
+    minus_covariance_twice,
+    outer,
+)
 
 # a diverging iteration passes fields that are not finite: the posterior is NaN then
 _ANY = validate.Interval("numbers", infinite=True)
@@ -108,7 +116,8 @@ class AbstractIidPrior(AbstractPrior):
         Source:
             [TCDKZ25], [theory: numerics, section 6].
         """
-        return field_averages.overlap(self, precision_matrix(Qhat))
+        Qhat = precision_matrix(Qhat)
+        return average(self, Qhat, function=outer, drift=covariance_twice)
 
     def mmse(self, Qhat: ArrayLike) -> Float[Array, "P P"]:
         """Posterior covariance for a field of precision Q̂, accurate also near perfect recovery.
@@ -136,7 +145,8 @@ class AbstractIidPrior(AbstractPrior):
         Source:
             [TCDKZ25], [theory: numerics, section 6].
         """
-        return field_averages.mmse(self, precision_matrix(Qhat))
+        Qhat = precision_matrix(Qhat)
+        return average(self, Qhat, function=covariance, drift=minus_covariance_twice)
 
     def free_entropy(self, Qhat: ArrayLike) -> Float[Array, ""]:
         """The prior's term Φ_w of the replica free entropy, in nats per dimension.
@@ -163,7 +173,8 @@ class AbstractIidPrior(AbstractPrior):
         Source:
             [TCDKZ25], [theory: numerics, section 6].
         """
-        return field_averages.free_entropy(self, precision_matrix(Qhat))
+        Qhat = precision_matrix(Qhat)
+        return average(self, Qhat, function=log_partition, drift=half_outer)
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
         """The prior's part of the free entropy: -½ tr(Q Q̂) + Φ_w(Q̂)."""

@@ -12,7 +12,6 @@ For L independent matrices, denoised one by one, Q̂ and V are (L, L), and only 
 
     V_l = V(q̂_ll),   V_lk = 0,   Q = S - V
 
-wishart.py: S = W Wᵀ/√(r d), symmetric. product.py: S = U V/√r, rectangular.
 Source: [theory: random-matrices, sections 1 and 2].
 """
 

@@ -13,7 +13,7 @@ import jaxsmi as smi
 from helpers import z_scores
 from jaxsmi.channels.matrix_scores import HardmaxScores, SoftmaxScores, centred
 from jaxsmi.channels.signs import log_quadrant
-from jaxsmi.priors.wishart import WishartLaw
+from jaxsmi.priors.factors import WishartLaw
 
 SLOW = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from scipy.special import ndtr, owens_t
 import jaxsmi as smi
 from helpers import gauss_legendre, mean_and_error, published_columns, runs_of
 from jaxsmi.channels.matrix_scores import HardmaxScores
-from jaxsmi.priors.wishart import WishartPrior
+from jaxsmi.priors.factors import WishartPrior
 
 WIDTHS = (0.1, 0.3, 0.5, 1.0, 2.0)  # of the softmax curves
 RECOVERY = np.array([0.0475, 0.1275, 0.1875, 0.25, 0.25])  # D(ρ)/4, D = 2ρ - ρ² up to ρ = 1

@@ -14,7 +14,7 @@ import jaxsmi as smi
 from helpers import differences, published_columns, result
 from jaxsmi import Result
 from jaxsmi.descent.baselines import nuclear_norm_threshold, ridge_error
-from jaxsmi.priors.wishart import WishartPrior
+from jaxsmi.priors.factors import WishartPrior
 
 SLOW = pytest.mark.slow
 

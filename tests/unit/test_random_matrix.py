@@ -17,7 +17,7 @@ from jaxsmi.numerics.random_matrix.rectangular import (
     rectangular_spectrum,
 )
 from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
-from jaxsmi.priors.product import ProductPrior
+from jaxsmi.priors.factors import ProductPrior
 
 SLOW = pytest.mark.slow
 # Symmetric laws have parameters (ρ, Δ), rectangular ones (R1, R2, R).
