@@ -32,11 +32,11 @@ from jaxsmi.channels.attention_link import (
     Layer,
     attention_link,
     balanced,
-    eliminate,
     invert_attention,
     invert_untied_attention,
     last_fields,
     mixing_matrices,
+    unmix,
     with_skip,
 )
 from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel
@@ -183,12 +183,9 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
             mixing = functools.partial(with_skip, beta=beta)
             matrices = mixing_matrices(z, self.layers[:-1], skip, mixing)
             # Z_L = R u B^{-ᵀ}, that is v = A_1^{-1} .. A_{L-1}^{-1} u, row by row
-            v = list(u.T[..., None])  # M arrays (r, S, 1)
-            # |det B|^{-r}: each of the r rows of the last block is divided by B
-            jacobian = jnp.ones((), t.dtype)
-            for A in reversed(matrices):
-                v, inverse_det = eliminate(A, v)
-                jacobian = jacobian * inverse_det**rank
+            v, inverse_det = unmix(matrices, u.T[..., None])  # M arrays (r, S, 1)
+            # each of the r rows of the last block is divided by B
+            jacobian = inverse_det**rank
             if nested:
                 return jacobian, law(jnp.stack(v, axis=1), centre, L[P:, P:], inside=P > 0)
             return jacobian, _signs(v, centre, L[P:, P:])

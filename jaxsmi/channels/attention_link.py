@@ -114,6 +114,16 @@ def eliminate(A: Matrix, right: Sequence[Array] | Array) -> tuple[list[Array], A
     return x, jnp.abs(functools.reduce(operator.mul, pivots))
 
 
+def unmix(matrices: Sequence[Matrix], right: Sequence[Array] | Array) -> tuple[list[Array], Array]:
+    """B^{-1} right, B = .. A_2 A_1, and 1/|det B|, of right sides as in `eliminate`."""
+    x = list(right)
+    inverse_det = jnp.ones((), x[0].dtype)
+    for A in reversed(matrices):
+        x, one = eliminate(A, x)
+        inverse_det = inverse_det * one
+    return x, inverse_det
+
+
 def mixing_matrices(
     fields: Array, layers: Sequence[Layer], skip: Array, mixing: Callable[[Array, Array], Matrix]
 ) -> list[Matrix]:

@@ -1,6 +1,6 @@
-r"""Whether a function of the fields jumps, or its gradient does, found by looking: derivatives
-along its labels then miss the jumps [theory: numerics, section 9], and sums over grids converge
-slowly [theory: numerics, Eq. (4)].
+r"""Search for jumps of a function of the fields, and of its gradient: derivatives along its labels
+miss such jumps [theory: numerics, section 9], and sums over grids converge slowly
+[theory: numerics, Eq. (4)].
 
 Lines through random fields are cut into intervals, and each interval is halved, towards the half in
 which the label changes more, until its ends are neighbours in floating point. A label that is
@@ -39,8 +39,8 @@ class _Changes(NamedTuple):
 
 
 def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
-    """Whether a label (of any shape) is continuous in fields (P, M): a boolean, traced where the
-    law's parameters are.
+    """A label (of any shape) is continuous in fields (P, M): a boolean, traced where the law's
+    parameters are.
 
     Cost: some 10⁵ labels.
     """
@@ -48,14 +48,14 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
 
 
 def _jumps(changes: _Changes) -> Array:
-    """Whether the last change is larger than the smallest jump that is told from a steep rise."""
+    """The last change is larger than the smallest jump that is told from a steep rise."""
     # far above rounding of a label, far below any jump that matters
     smallest = 1e-6 if theory_dtype() == jnp.float64 else 1e-3
     return changes.late > smallest * changes.scale
 
 
 def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Changes:
-    """What halving finds (module docstring)."""
+    """The largest change that halving finds."""
     dtype = theory_dtype()
     # until neighbours in floating point: 2^-7 of a line to rounding
     halvings = 44 if dtype == jnp.float64 else 18
@@ -96,8 +96,8 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
 
 
 def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
-    """Whether the gradient of a label jumps, found likewise, or turns so fast that grids see a jump
-    of it (`_TURN`); where JAX has none, it may.
+    """The gradient of a label jumps, or turns so fast that grids see a jump of it (`_TURN`); where
+    JAX has none, it may.
 
     Cost: some 10⁵ gradients.
     """

@@ -32,9 +32,9 @@ from jaxsmi.channels.attention import DeepAttentionChannel, shifted_rows
 from jaxsmi.channels.attention_link import (
     Layer,
     Matrix,
-    eliminate,
     mixing_matrices,
     transfer,
+    unmix,
     with_skip,
 )
 from jaxsmi.channels.fibres import Fibre, single_suffices, whitened_response
@@ -114,7 +114,7 @@ class _Inner(NamedTuple):
 
 
 class LastLayers(NamedTuple):
-    """What the integrand is made of at nodes where the layers up to L-2 are given; arrays of both
+    """The integrand at nodes where the layers up to L-2 are given; arrays of both
     tokens are (2, S, n).
 
     `label`: u. `means`: of z_{L-1} and of z_L, given the layers before. `root`: their lower
@@ -141,11 +141,8 @@ class LastLayers(NamedTuple):
 
     def unmixed(self, w: Array) -> tuple[Array, Array]:
         """B_{L-2}^{-1} w, and 1/|det B_{L-2}|."""
-        inverse_det = jnp.ones((), w.dtype)
-        for A in reversed(self.matrices):
-            each, one = eliminate(A, w)
-            w, inverse_det = jnp.stack(each), inverse_det * one
-        return w, inverse_det
+        each, inverse_det = unmix(self.matrices, w)
+        return jnp.stack(each), inverse_det
 
     def branches(self, free: Array) -> list[Branch]:
         """Both ways at nodes `free` (2, 1, n), for both signs of u and of h_{L-1}."""

@@ -36,7 +36,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.attention import shifted_rows
-from jaxsmi.channels.attention_link import Matrix, eliminate, transfer, with_skip
+from jaxsmi.channels.attention_link import Matrix, transfer, unmix, with_skip
 from jaxsmi.channels.base import AbstractChannel, Posterior, Response
 from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
 from jaxsmi.channels.matrix_scores import SoftmaxScores, centred
@@ -151,8 +151,8 @@ class PullbackChannel(AbstractChannel):
         s = 2.0 * self.scale**2
         r = self.inner.response(s * Q, s * V, key=key, points=points, nets=nets, tangents=tangents)
         f = 2.0 * s
-        mean, replicas, jacobian = f * r.mean, f * r.replicas, f * s * r.jacobian
-        return Response(mean, replicas, jacobian, r.log_partition, r.error, r.inaccurate)
+        scaled = (f * r.mean, f * r.replicas, f * s * r.jacobian)
+        return eqx.tree_at(lambda r: (r.mean, r.replicas, r.jacobian), r, scaled)
 
     def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
         """`response` on few points."""
@@ -278,12 +278,8 @@ class LayeredCoordinates(FibreChannel):
             for A in matrices:
                 h = transfer(A, transposed(transfer(A, h)))  # A h Aᵀ of a symmetric h
             matrices.append(with_skip(h[None], skip, beta))
-        last, inverse_det = s, jnp.ones((), s.dtype)
-        for A in reversed(matrices):
-            half, one = eliminate(A, last)
-            last = jnp.stack(eliminate(A, transposed(jnp.stack(half)))[0])
-            inverse_det = inverse_det * one
-        return last, inverse_det
+        half, inverse_det = unmix(matrices, s)
+        return jnp.stack(unmix(matrices, transposed(jnp.stack(half)))[0]), inverse_det
 
 
 # in full precision: a contraction would round in single precision on some GPUs

@@ -64,7 +64,7 @@ def average(
     Args:
         prior: A prior with iid columns.
         Qhat: Q̂ (P, P), positive semi-definite.
-        function: What is averaged, of any shape.
+        function: The average is over its values, of any shape.
         drift: The derivative of the average in Q̂ as another average, (..., P, P), where it is
             known. Default: by Itô's formula.
     """
@@ -136,7 +136,7 @@ def _score(function: Integrand) -> Integrand:
     return score
 
 
-# What is averaged --------------------------------------------------------------------------------
+# Integrands ------------------------------------------------------------------------------------
 
 
 def _respond(prior: AbstractIidPrior, b: Array, Qhat: Array) -> tuple[Array, Array, Array]:
