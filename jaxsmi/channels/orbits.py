@@ -39,7 +39,7 @@ from jaxsmi.numerics.refining import Integral
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
-# empirical, against fine rules at V from 1 to 1e-6 (tests/unit/test_orbits.py):
+# empirical, against fine rules at V from 1 to 1e-6 (tests/unit/test_deep_attention.py):
 _SCAN = 32  # angles among which the maxima are searched: ℓ has few, of its two harmonics
 _DEPTH = 30.0  # e^-30, far below any tolerance: the weight at the ends of an interval
 _CELLS = 8  # parts of an interval, of which those without weight are dropped
