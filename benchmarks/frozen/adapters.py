@@ -74,13 +74,11 @@ def spectral_overlap(model, alpha, *, samples=None, randomisations=None, **rest)
 
 
 def train_words(
-    *, one_pass=None, repeats=None, patience=None, target=None, record=None, record_every=None, batch_size=None,
+    *, repeats=None, patience=None, target=None, record=None, record_every=None, batch_size=None,
     reduction=None, loss=None, test=None, progress=None, init=None, state=None, **rest,
 ):  # fmt: skip
     """Keyword arguments of `smi.train`."""
-    gradient = _given(
-        loss=loss, reduction=reduction, batch_size=batch_size, one_pass=one_pass, repeats=repeats
-    )
+    gradient = _given(loss=loss, reduction=reduction, batch_size=batch_size, repeats=repeats)
     monitor = _given(
         record=record, every=record_every, test=test, patience=patience, target=target, progress=progress
     )  # fmt: skip

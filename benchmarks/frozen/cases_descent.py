@@ -37,12 +37,6 @@ def train_index(add):
         ),
     )
     add("lbfgs", lambda: train(model, data, optax.lbfgs(), key=key(2), steps=8))
-    add(
-        "one pass",
-        lambda: train(
-            model, data, optax.sgd(0.5), batch_size=16, one_pass=True, key=key(2), steps=9
-        ),
-    )
     add("several keys", lambda: train(model, data, adam, batch_size=20, key=keys(3), steps=20))
     add("continued", lambda: train(model, data, adam, batch_size=17, key=key(2), steps=12, state=train(
         model, data, adam, batch_size=17, key=key(2), steps=9).state, record_every=4))  # fmt: skip

@@ -146,8 +146,6 @@ class Descent(AbstractSolver[Runs]):
         size, samples = self.gradient.batch_size, getattr(self.data, "samples", 0)
         if size is None or size >= samples:
             return jnp.zeros((0,), jnp.int32)
-        if self.gradient.one_pass:
-            return jnp.arange(samples, dtype=jnp.int32)
         # folding the epoch in, not splitting on, makes a continued run the uninterrupted one
         key = jax.random.fold_in(key, step // -(-samples // size))
         return jax.random.permutation(key, samples).astype(jnp.int32)

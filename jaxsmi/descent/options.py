@@ -21,6 +21,15 @@ from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, draw_labels
 
 REDUCTIONS = ("mean", "sum", "sum/D")
+LOSS = "a JAX function of (prediction, label) that returns one number"
+
+
+def check_scalar(loss: Callable[..., Array], *arguments: jax.ShapeDtypeStruct) -> None:
+    """Raise a ValueError for a loss that fails, or that does not return one number."""
+    # shapes alone: a loss of a large model is not evaluated for its validation
+    value = validate.call_user_function("loss", jax.eval_shape, LOSS, loss, *arguments)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(value)]
+    check(shapes == [()], "loss", f"values of shapes {shapes}", LOSS)
 
 
 def divisor(reduction: str, samples: Array | int, dimension: int) -> Array | int:
@@ -36,8 +45,8 @@ class Gradient(eqx.Module):
     Args:
         loss: ℓ(prediction, label) of one sample. Default ‖ŷ - y‖².
         reduction: "mean", "sum" or "sum/D": c above. Default "mean".
-        batch_size: Samples of a step. Default: all of a `Dataset`; 1 in `smi.sgd`.
-        one_pass: Use each sample of a `Dataset` once, in order. Default False.
+        batch_size: Samples of a step. Default: all of a `Dataset`; 1 in `smi.sgd`. An epoch of
+            N/batch_size steps uses each sample of a `Dataset` once, in random order.
         repeats: Updates on each batch. Default 1.
 
     Raises:
@@ -52,16 +61,13 @@ class Gradient(eqx.Module):
     loss: Callable[[Array, Array], Array] | None = None
     reduction: str | None = eqx.field(static=True, default=None)
     batch_size: int | None = eqx.field(static=True, default=None)
-    one_pass: bool = eqx.field(static=True, default=False)
     repeats: int = eqx.field(static=True, default=1)
 
     def __post_init__(self):
-        allowed = "a function of (prediction, label)"
         # a module, so that the numbers that a loss closes over are traced and differentiable
-        self.loss = as_module(validate.optional(validate.function, "loss", self.loss, allowed))
+        self.loss = as_module(validate.optional(validate.function, "loss", self.loss, LOSS))
         self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
         self.batch_size = validate.optional(validate.count, "batch_size", self.batch_size)
-        self.one_pass = validate.flag("one_pass", self.one_pass)
         self.repeats = validate.count("repeats", self.repeats)
 
 

@@ -23,8 +23,8 @@ from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.descent.loop import Descent, Runs, TrainState
-from jaxsmi.descent.options import Gradient, Monitor, Stream
-from jaxsmi.models.base import AbstractModel, check_data
+from jaxsmi.descent.options import Gradient, Monitor, Stream, check_scalar
+from jaxsmi.models.base import AbstractModel, check_data, label_shape
 from jaxsmi.models.teacher_student import squared_loss
 
 # Weights are O(1) at the start, as the teacher's are, and so are those of a student that has
@@ -108,16 +108,14 @@ def train(
     validate.instance("optimizer", optimizer, optax.GradientTransformation, allowed)
     key = validate.key("key", key, many=True)
     steps = validate.count("steps", steps)
-    gradient = Gradient() if gradient is None else gradient
-    validate.instance("gradient", gradient, Gradient, "smi.Gradient(batch_size=.., ..)")
-    monitor = Monitor() if monitor is None else monitor
-    validate.instance("monitor", monitor, Monitor, "smi.Monitor(every=.., ..)")
+    allowed = "smi.Gradient(batch_size=.., ..)"
+    gradient = validate.instance("gradient", gradient or Gradient(), Gradient, allowed)
+    allowed = "smi.Monitor(every=.., ..)"
+    monitor = validate.instance("monitor", monitor or Monitor(), Monitor, allowed)
     data, monitor = check_settings(model, data, gradient, monitor)
     state = initial_state(model, data, optimizer, key, start)
     # last: it compiles a gradient
     check_loss(model, gradient.loss or squared_loss, data.dimension)
-    if gradient.one_pass and isinstance(data, Dataset):
-        check_one_pass(data, gradient, steps, state)
     every = min(monitor.every or max(steps // _RECORDS, 1), steps)
     label = f"train, D={data.dimension}" if monitor.progress else None
     if not concrete((state, data, optimizer)):
@@ -196,7 +194,6 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
 
 
 _PROBE = 8  # a loss is tried in this dimension at most: one that is flat there is flat in any
-_LOSS = "a JAX function of (prediction, label) that returns one number"
 
 
 def initial_state(
@@ -266,17 +263,12 @@ def _gradient(
 def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dimension: int) -> None:
     """Raise a ValueError for a loss that fails or does not return one number, and for a link whose
     gradient is zero (signs, hardmax); warn where it is zero for some of the rows."""
-    D = min(dimension, _PROBE)
-    shape = (16, *model.design.input_shape(D))
-    weights = jax.eval_shape(lambda: model.student.start(jax.random.key(0), D))
-    inputs = jax.ShapeDtypeStruct(shape, weights.dtype)
-    one = jax.eval_shape(lambda w, x: model.student.outputs(w, x)[0], weights, inputs)
-    value = validate.call_user_function("loss", jax.eval_shape, _LOSS, loss, one, one)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(value)]
-    check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
+    label = jax.ShapeDtypeStruct(label_shape(model), theory_dtype())
+    check_scalar(loss, label, label)
     if not concrete((model, loss)):
         return  # no numbers to look at
-
+    D = min(dimension, _PROBE)
+    shape = (16, *model.design.input_shape(D))
     with jax.ensure_compile_time_eval():  # concrete under jit too
         # outside of the compiled gradient: widths of factors follow from numbers of the model
         start = lambda n: model.student.start(jax.random.key(n), D)
@@ -327,12 +319,3 @@ def check_settings(
     allowed = f"at most {data.samples}, the samples that there are; None: all of them"
     check(size is None or size <= data.samples, "batch_size", size, allowed)
     return data, monitor
-
-
-def check_one_pass(data: Dataset, gradient: Gradient, steps: int, state: TrainState) -> None:
-    """Raise a ValueError where the pass has fewer batches left."""
-    done = int(jnp.max(state.step)) if concrete(state.step) else 0
-    size = gradient.batch_size or data.samples
-    rest = data.samples // size - done
-    allowed = f"at most {rest} batches of {size}: one_pass uses each of {data.samples} samples once"
-    check(steps <= rest, "steps", steps, allowed)

@@ -46,6 +46,7 @@ from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.numerics.triangular import triangular_root
 from jaxsmi.sgd.coordinates import Coordinates, contract, placed, shifted, slopes
 from jaxsmi.sgd.hermite import (
+    Grid,
     activation_coefficients,
     correlation,
     expectation,
@@ -54,6 +55,7 @@ from jaxsmi.sgd.hermite import (
     series_average,
     square,
 )
+from jaxsmi.sgd.problem import Initial, Point, check_gradient, gram_of, pair_of, point_of
 
 # Signs of rows are flipped so that the symmetries of a model hold exactly, in so many copies
 # of a point: more copies leave fewer independent points.
@@ -185,26 +187,27 @@ class GridAverages(_SphereAverages):
     reach: float = eqx.field(static=True)
     coarse: bool = eqx.field(static=True)
 
-    def _settings(self, v: Array, stride: int) -> tuple[Array, Array, dict[str, Any]]:
+    def _settings(self, v: Array) -> tuple[Array, Array, Grid]:
         """m, without what rounding adds beyond ±1, the means of the fields, and the grid."""
         m = v[0] + lax.stop_gradient(jnp.clip(v[0], -1.0, 1.0) - v[0])
         means = self.pair.encoding.astype(v.dtype) @ v[1:]
-        return m, means, {"stride": stride, "coarse": self.coarse}
+        return m, means, Grid.of(len(means), self.reach, coarse=self.coarse)
 
     def risk_at(self, v: Array, stride: int = 1) -> Array:
-        m, e, grid = self._settings(v, stride)
+        m, e, grid = self._settings(v)
+        outer = grid.coarser(stride)
         g, F = flat(self.loss.target), flat(self.loss.student)
-        target = expectation(square(g), jnp.zeros_like(e), **grid)
-        student = expectation(square(F), e, reach=self.reach, **grid)
-        both = correlation(g, F, m, e, reach=self.reach, **grid)
+        target = expectation(square(g), jnp.zeros_like(e), outer)
+        student = expectation(square(F), e, outer)
+        both = correlation(g, F, m, e, grid, outer)
         return self.loss.factor * (target + student - 2.0 * both)
 
     def noise_at(self, v: Array) -> Array:
-        m, e, grid = self._settings(v, 1)
+        m, e, grid = self._settings(v)
         g, F = flat(self.loss.target), flat(self.loss.student)
-        squares = expectation(eqx.Partial(_squares, F), e, reach=self.reach, **grid)
+        squares = expectation(eqx.Partial(_squares, F), e, grid)
         target, student = eqx.Partial(_target_products, g), eqx.Partial(_products, F)
-        cross = correlation(target, student, m, e, reach=self.reach, **grid)
+        cross = correlation(target, student, m, e, grid, grid)
         return 4.0 * self.loss.factor**2 * (squares + cross)
 
     def rounding(self, M: Array, Q: Array) -> Array:
@@ -342,33 +345,45 @@ def net_averages(
 
 def sizes_of(averages: Averages | None, points: int, nets: int) -> tuple[int, int]:
     """Points of each net, a power of two, and nets, by the defaults of a call."""
-    averages = Averages() if averages is None else averages
-    size, nets = validate.instance("averages", averages, Averages, "a smi.Averages").sizes(
-        points, nets
-    )
+    averages = validate.instance("averages", averages or Averages(), Averages, "a smi.Averages")
+    size, nets = averages.sizes(points, nets)
     return power_of_two(size), nets
 
 
-def averages_of(
-    pair: TeacherStudent,
-    gram: Array,
+class Place(NamedTuple):
+    """Teacher and student of a call, the Gram matrix of the fixed rows, overlaps of the student,
+    and the averages of a fresh sample."""
+
+    pair: TeacherStudent
+    gram: Array
+    point: Point
+    law: AbstractAverages
+
+
+def place_of(
+    model: object,
+    start: Any,
+    student: object,
+    loss: Callable[[Array, Array], Array] | None,
     key: PRNGKeyArray | None,
     averages: Averages | None,
     usual: tuple[int, int],
     coarse: bool = False,
-) -> AbstractAverages:
-    """Averages without sampling where there are any, else on nets; `usual`: points of all nets, and
-    nets, where the call says nothing."""
+) -> Place:
+    """The place of a call. Averages are exact where they can be, else on nets; `usual`: points of
+    all nets, and nets, where the call says nothing."""
+    pair = pair_of(model, student, loss)
+    initial = Initial.of(start)
+    gram = gram_of(pair, initial.teacher)
+    point = point_of(pair, gram, initial.student)
     sizes = sizes_of(averages, *usual)
     key = validate.optional(validate.key, "key", key)
-    exact = _exact(pair, coarse)
-    if exact is not None:
-        return exact
-    if key is None:
-        raise ValueError(
-            "key: got None; allowed: jax.random.key(0): averages of this model are sampled."
-        )
-    return net_averages(pair, triangular_root(gram), key, *sizes)
+    law = _exact(pair, coarse)
+    if law is None:
+        # None is an error only here, where averages are sampled
+        law = net_averages(pair, triangular_root(gram), validate.key("key", key), *sizes)
+    check_gradient(pair)
+    return Place(pair, gram, point, law)
 
 
 def _exact(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:

@@ -18,6 +18,7 @@ tokens, in whose coordinates the updates are taken one after the other.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -152,24 +153,24 @@ class OverlapChain(AbstractSolver[ChainState]):
         return fixed, moving, (pair.noise_size, B), below, diagonal
 
     @property
-    def widths(self) -> list[int]:
-        """How many normals each of `shapes` holds."""
-        return [int(np.prod(shape)) for shape in self.shapes]
+    def size(self) -> int:
+        """How many normals a step of a run needs."""
+        return sum(map(math.prod, self.shapes))
 
     @property
     def block(self) -> int:
         """Steps whose numbers are drawn at once."""
-        return int(np.clip(2 ** int(np.log2(_NUMBERS / sum(self.widths) + 1e-9)), 1, _STEPS))
+        return int(np.clip(2 ** int(np.log2(_NUMBERS / self.size + 1e-9)), 1, _STEPS))
 
     def draw(self, key: PRNGKeyArray, index: Array) -> Array:
         """The standard normals (block, ..) of the steps of one block of one run."""
         # one stream a block: a run's numbers depend on its own key, not on other runs
-        shape = (self.block, sum(self.widths))
+        shape = (self.block, self.size)
         return jax.random.normal(jax.random.fold_in(key, index), shape, self.dimension.dtype)
 
     def cut(self, normals: Array) -> Noise:
         """The numbers of a block (block, .., runs), in their places."""
-        parts = jnp.split(normals, np.cumsum(self.widths)[:-1], axis=1)
+        parts = jnp.split(normals, np.cumsum([math.prod(s) for s in self.shapes])[:-1], axis=1)
         lead, runs = len(normals), normals.shape[-1]
         fixed, moving, label, below, proposals = (
             x.reshape(lead, *shape, runs) for x, shape in zip(parts, self.shapes, strict=True)

@@ -34,18 +34,9 @@ from jaxsmi.core.codes import Result
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
-from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-from jaxsmi.sgd.averages import AbstractAverages, Moments, averages_of, spread
-from jaxsmi.sgd.problem import (
-    Initial,
-    Point,
-    Rule,
-    check_gradient,
-    check_moving,
-    gram_of,
-    pair_of,
-    point_of,
-)
+from jaxsmi.models.teacher_student import AbstractTeacher
+from jaxsmi.sgd.averages import AbstractAverages, Moments, Place, place_of, spread
+from jaxsmi.sgd.problem import Initial, Point, Rule, check_moving
 
 if TYPE_CHECKING:
     import diffrax  # importing it takes a second: it is imported where a flow is solved
@@ -56,8 +47,9 @@ _RTOL, _MAX_STEPS = 1e-7, 4096
 _LONGEST = 1e4  # time at which a recovery is given up: rates of escape are above 1e-3
 
 
-class FlowErrors(NamedTuple):
-    """Standard errors of a `Flow`, over independent nets: zero where nothing is sampled."""
+class FlowRecords(NamedTuple):
+    """Numbers of each record of a `Flow`, or their standard errors over independent nets: zero
+    where nothing is sampled."""
 
     teacher_overlap: Array
     overlap: Array
@@ -86,7 +78,7 @@ class Flow(eqx.Module):
     overlap: Array
     cosine: Array
     risk: Array
-    stderr: FlowErrors
+    stderr: FlowRecords
     result: Array
     kappa: Array
 
@@ -114,12 +106,9 @@ def velocity(
 
 
 class _Equation(eqx.Module):
-    """The differential equation of one pair at one learning rate, and how it is solved."""
+    """The differential equation from one place at one learning rate, and how it is solved."""
 
-    averages: AbstractAverages
-    pair: TeacherStudent
-    gram: Array
-    start: Point
+    place: Place
     kappa: Array
     decay: Array
     rtol: Array
@@ -140,19 +129,15 @@ class _Equation(eqx.Module):
     ) -> _Equation:
         """The equation of a call, its arguments validated."""
         rule = Rule.of(rate)
-        pair = pair_of(model, student, rule.gradient.loss)
         check(rule.rate.ndim == 0, "rate", rule.rate, "one number")
-        iteration = Iteration() if iteration is None else iteration
-        validate.instance("iteration", iteration, Iteration, "a smi.Iteration")
+        allowed = "a smi.Iteration of max_steps and tolerance alone"
+        iteration = validate.instance("iteration", iteration or Iteration(), Iteration, allowed)
         unused = iteration.damping is None and iteration.newton is None
-        check(unused, "iteration", iteration, "max_steps and tolerance alone")
-        initial = Initial.of(start)
-        gram = gram_of(pair, initial.teacher)
-        point = point_of(pair, gram, initial.student)
+        check(unused, "iteration", iteration, allowed)
+        loss = rule.gradient.loss
+        place = place_of(model, start, student, loss, key, averages, _USUAL, coarse=True)
         # a flow at rest would integrate to its last time, and return the start
-        check_moving(pair, point.M)
-        law = averages_of(pair, gram, key, averages, _USUAL, coarse=True)
-        check_gradient(pair)
+        check_moving(place.pair, place.point.M)
         # momentum multiplies steps by 1/(1 - β) for slow overlaps, decay as well as learning
         kappa = rule.per_sample()
         decay = jnp.zeros(()) if rule.weight_decay is None else rule.weight_decay
@@ -162,15 +147,15 @@ class _Equation(eqx.Module):
         rtol = jnp.asarray(_RTOL) if iteration.tolerance is None else iteration.tolerance
         # V costs as much as the gradient, so it is left out where it is known to vanish
         noisy = not (concrete(kappa) and float(kappa) == 0.0)
-        projected = pair.spherical or rule.projection == "sphere"
+        projected = place.pair.spherical or rule.projection == "sphere"
         max_steps = iteration.max_steps or _MAX_STEPS
         # t = κ α: decay for a unit of α is κ times that for a unit of t
         per_time = decay / jnp.where(kappa > 0.0, kappa, 1.0)
-        return cls(law, pair, gram, point, kappa, per_time, rtol, noisy, projected, max_steps)
+        return cls(place, kappa, per_time, rtol, noisy, projected, max_steps)
 
     def agreement(self, x: Point) -> Array:
         """Cosines, up to the symmetries of the model."""
-        return self.pair.agreement(x.M, x.Q, self.gram)
+        return self.place.pair.agreement(x.M, x.Q, self.place.gram)
 
     def solve(
         self,
@@ -183,14 +168,12 @@ class _Equation(eqx.Module):
         import diffrax
 
         # a NaN would take all steps: the answer is masked by its validity instead
-        numbers = (self.start, self.kappa, self.decay)
-        safe = jax.tree.map(lambda x: jnp.where(jnp.isnan(x), 0.0, x), numbers)
-        where = lambda e: (e.averages, e.start, e.kappa, e.decay)
-        equation = eqx.tree_at(where, self, (averages, *safe))
+        numbers = (self.place.point, self.kappa, self.decay)
+        start, *rates = jax.tree.map(lambda x: jnp.where(jnp.isnan(x), 0.0, x), numbers)
 
-        def drift(t: object, x: Point, args: _Equation) -> Point:
-            moments = args.averages.at(x.M, x.Q, args.noisy)
-            return velocity(moments, x, args.kappa, args.decay, args.projected)
+        def drift(t: object, x: Point, args: tuple[AbstractAverages, list[Array]]) -> Point:
+            law, (kappa, decay) = args
+            return velocity(law.at(x.M, x.Q, self.noisy), x, kappa, decay, self.projected)
 
         return diffrax.diffeqsolve(
             diffrax.ODETerm(drift),
@@ -198,8 +181,8 @@ class _Equation(eqx.Module):
             t0=jnp.zeros_like(last),
             t1=last,
             dt0=None,
-            y0=equation.start,
-            args=equation,
+            y0=start,
+            args=(averages, rates),
             saveat=saveat,
             # overlaps are of order one; those of a start, 1/√D, are resolved at any D below 1e10
             stepsize_controller=diffrax.PIDController(rtol=self.rtol, atol=1e-2 * self.rtol),
@@ -270,15 +253,14 @@ def flow(
     ordered = jnp.all(jnp.diff(moments) > 0)
     check(ordered, "times", times, increasing)
     equation = _Equation.of(model, start, rate, student, key, averages, iteration)
-    path = _trajectories(equation, jnp.nan_to_num(moments))
+    records, complete = _trajectories(equation, jnp.nan_to_num(moments))
     valid = ordered & validate.valid((equation, moments))
-    numbers = (path.M, path.Q, path.cosine, path.risk)
-    clean = [jnp.where(jnp.isfinite(x) & valid, x, jnp.nan) for x in numbers]
-    result = jnp.where(jnp.all(path.complete), int(Result.SUCCESS), int(Result.MAX_STEPS))
+    clean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x) & valid, x, jnp.nan), records)
+    result = jnp.where(jnp.all(complete), int(Result.SUCCESS), int(Result.MAX_STEPS))
     return Flow(
         moments,
         *(jnp.mean(x, axis=0) for x in clean),
-        stderr=FlowErrors(*map(spread, clean)),
+        stderr=jax.tree.map(spread, clean),
         result=jnp.where(valid, result, int(Result.INVALID)),
         kappa=equation.kappa,
     )
@@ -338,36 +320,28 @@ def recovery_time(
     time, known = _passages(equation, jnp.nan_to_num(height))
     # not known where the steps ran out: inf would say that the level is never reached
     time = jnp.where(known & validate.valid((equation, height)), time, jnp.nan)
-    if equation.pair.spherical:
+    if equation.place.pair.spherical:
         time = time[:, 0]
     return Estimate(jnp.mean(time, axis=0), spread(time))
 
 
-class _Path(NamedTuple):
-    """M, Q, cosines and risk of each net along a path, and whether all of it was reached."""
-
-    M: Array
-    Q: Array
-    cosine: Array
-    risk: Array
-    complete: Array
-
-
 @eqx.filter_jit
-def _trajectories(equation: _Equation, times: Array) -> _Path:
+def _trajectories(equation: _Equation, times: Array) -> tuple[FlowRecords, Array]:
+    """Records of each net, and whether all times were reached."""
     import diffrax
 
-    def one(averages: AbstractAverages) -> _Path:
+    def one(averages: AbstractAverages) -> tuple[FlowRecords, Array]:
         solution = equation.solve(averages, times[-1], diffrax.SaveAt(ts=times))
         assert solution.ys is not None
         path = solution.ys
         risk = jnp.full(len(times), jnp.nan, times.dtype)
-        if not equation.pair.spherical:  # there it is a sum of its own, and public: risk
+        if not equation.place.pair.spherical:  # there it is a sum of its own, and public: risk
             risk = lax.map(lambda x: averages.risk(x.M, x.Q), path)
+        cosine = jax.vmap(equation.agreement)(path)
         complete = solution.result == diffrax.RESULTS.successful
-        return _Path(path.M, path.Q, jax.vmap(equation.agreement)(path), risk, complete)
+        return FlowRecords(path.M, path.Q, cosine, risk), complete
 
-    return equation.averages.over_nets(one)
+    return equation.place.law.over_nets(one)
 
 
 @eqx.filter_jit
@@ -379,7 +353,7 @@ def _passages(equation: _Equation, level: Array) -> tuple[Array, Array]:
 
     last = jnp.asarray(_LONGEST)
     sizes = lambda x: jnp.atleast_1d(equation.agreement(x))
-    first = sizes(equation.start) >= level
+    first = sizes(equation.place.point) >= level
 
     def passage(averages: AbstractAverages, index: int) -> tuple[Array, Array]:
         height = lambda t, y, args, **_: sizes(y)[index] - level
@@ -396,4 +370,4 @@ def _passages(equation: _Equation, level: Array) -> tuple[Array, Array]:
         found = [passage(averages, p) for p in range(len(first))]
         return jnp.stack([t for t, _ in found]), jnp.stack([k for _, k in found])
 
-    return equation.averages.over_nets(one)
+    return equation.place.law.over_nets(one)

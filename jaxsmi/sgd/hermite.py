@@ -60,6 +60,10 @@ class Grid(NamedTuple):
         nodes = step * (np.arange(-half, half + 1) + shift)
         return cls(nodes, step, step * np.exp(-0.5 * nodes**2) / np.sqrt(2 * np.pi))
 
+    def coarser(self, stride: int) -> Grid:
+        """Every `stride`-th node."""
+        return Grid(self.nodes[::stride], stride * self.step, stride * self.weights[::stride])
+
 
 def tabulate(function: _Function, nodes: ArrayLike, length: int) -> Array:
     """The values of a function of (L,) on the grid, flattened: (n,) * L + (k,)."""
@@ -85,48 +89,29 @@ def contract(table: Array, matrices: Sequence[ArrayLike], length: int) -> Array:
     return table
 
 
-def expectation(
-    function: _Function, e: Array, *, reach: float = 1.0, stride: int = 1, coarse: bool = False
-) -> Array:
-    """E f(ξ + e) of a function (L,) -> (), e (L,): a trapezoidal sum over every `stride`-th node.
+def expectation(function: _Function, e: Array, grid: Grid) -> Array:
+    """E f(ξ + e) of a function (L,) -> (), e (L,), as a trapezoidal sum.
 
     For smooth functions the error falls faster than any power of the step, whatever poles they have
     beside the real axis. The number of nodes grows as n^L: up to four tokens.
     """
-    L = e.shape[0]
-    grid = Grid.of(L, reach, coarse=coarse)
-    nodes = jnp.asarray(grid.nodes[::stride])
-    weights = [
-        (grid.step * stride / np.sqrt(2 * np.pi)) * jnp.exp(-0.5 * (nodes - e[l]) ** 2)[None]
-        for l in range(L)
-    ]
-    return contract(tabulate(function, nodes, L), weights, L).reshape(())
+    nodes, size = jnp.asarray(grid.nodes), grid.step / np.sqrt(2 * np.pi)
+    weights = [size * jnp.exp(-0.5 * (nodes - mean) ** 2)[None] for mean in e]
+    return contract(tabulate(function, nodes, len(e)), weights, len(e)).reshape(())
 
 
-def correlation(
-    g: _Function,
-    f: _Function,
-    m: Array,
-    e: Array,
-    *,
-    reach: float = 1.0,
-    stride: int = 1,
-    coarse: bool = False,
-) -> Array:
+def correlation(g: _Function, f: _Function, m: Array, e: Array, inner: Grid, outer: Grid) -> Array:
     """C[g, f](m, e) for trees g, f: (L,) -> (k,), f smooth, m in [-1, 1], e (L,); NaN outside.
 
         C[g, f](m, e) = E⟨g(z*), f(z)⟩,   z_l = e_l + m z*_l + s ξ_l,   s = √(1 - m²)
         C = Σ_i w_i g(y_i) (K^1 ⊗ .. ⊗ K^L f)(y_i),   K^l_ik = h/s φ((y_k - e_l - m y_i)/s)
 
-    Only every `stride`-th node in z* is used (two strides differ by the error of the coarser).
+    z* takes the nodes of `outer` (two of these grids differ by the error of the coarser), z those
+    of `inner`.
     """
-    L = e.shape[0]
-    grid = Grid.of(L, reach, coarse=coarse)
-    nodes = jnp.asarray(grid.nodes)
-    step = grid.step
-    outer = nodes[::stride]
-    weights = jnp.asarray(grid.weights[::stride]) * stride
-    G = tabulate(g, outer, L)
+    L, step = len(e), inner.step
+    nodes, goals = jnp.asarray(inner.nodes), jnp.asarray(outer.nodes)
+    G, weights = tabulate(g, goals, L), jnp.asarray(outer.weights)
     for axis in range(L):
         G = G * weights.reshape(-1, *(1,) * (L - axis))
     # at |m| = 1 zero up to rounding, with the derivative -2m that clipping would halve
@@ -138,7 +123,7 @@ def correlation(
         # the branch that is not taken must have finite derivatives, too
         width = jnp.sqrt(jnp.where(narrow, 1.0, variance))
         kernel = lambda shift: (
-            jnp.exp(-0.5 * ((nodes - shift - m * outer[:, None]) / width) ** 2)
+            jnp.exp(-0.5 * ((nodes - shift - m * goals[:, None]) / width) ** 2)
             * (step / (width * np.sqrt(2 * np.pi)))
         )
         return jnp.sum(G * contract(tabulate(f, nodes, L), [kernel(e[l]) for l in range(L)], L))
@@ -146,7 +131,7 @@ def correlation(
     def summed(count: int) -> Callable[[], Array]:
         average = lambda y: _noise_average(f, e + m * y, variance, count=count)
         # the noise is averaged at each node, where a kernel narrower than a step would miss it
-        return lambda: jnp.sum(G * tabulate(average, outer, L))
+        return lambda: jnp.sum(G * tabulate(average, goals, L))
 
     shares = np.array([share for share, _ in _INNER])
     case = jnp.sum(variance <= jnp.asarray(shares**2) * limit)

@@ -29,47 +29,19 @@ from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
 from jaxsmi.numerics.triangular import triangular_root
-from jaxsmi.sgd.averages import (
-    AbstractAverages,
-    Moments,
-    averages_of,
-    net_averages,
-    sizes_of,
-    spread,
-)
+from jaxsmi.sgd.averages import Moments, Place, net_averages, place_of, sizes_of, spread
 from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_moment, square
 from jaxsmi.sgd.problem import (
     Initial,
-    Point,
     check_gradient,
     check_silent,
-    gram_of,
     is_even,
     pair_of,
-    point_of,
 )
 
 _USUAL = 2**18, 16  # points of all nets, and nets: errors of 1e-4 of the risk of attention
 _ROUNDING = 1e3  # machine epsilons of the risk: a sum over 1e4 nodes loses less
 _DIRECTIONS = 4096  # random ones for the escape: within 2 degrees of any in three dimensions
-
-
-def _place(
-    model: object,
-    overlaps: ArrayLike | tuple[ArrayLike, ArrayLike] | Initial,
-    student: object,
-    loss: Callable[[Array, Array], Array] | None,
-    key: PRNGKeyArray | None,
-    settings: Averages | None,
-) -> tuple[TeacherStudent, AbstractAverages, Point]:
-    """Teacher and student of a call, their averages, and where these are taken."""
-    pair = pair_of(model, student, loss)
-    initial = Initial.of(overlaps)
-    gram = gram_of(pair, initial.teacher)
-    point = point_of(pair, gram, initial.student)
-    law = averages_of(pair, gram, key, settings, _USUAL)
-    check_gradient(pair)
-    return pair, law, point
 
 
 def risk(
@@ -121,16 +93,16 @@ def risk(
     Source:
         [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
     """
-    _, law, point = _place(model, overlaps, student, loss, key, averages)
-    values, rounding = _risk(law, point)
-    check(law.exists(), "target", "a function without a second moment", "one that has it")
+    place = place_of(model, overlaps, student, loss, key, averages, _USUAL)
+    values, rounding = _risk(place)
+    check(place.law.exists(), "target", "a function without a second moment", "one that has it")
     return Estimate(jnp.mean(values), spread(values) + rounding)
 
 
 @eqx.filter_jit
-def _risk(law: AbstractAverages, point: Point) -> tuple[Array, Array]:
-    values = law.over_nets(lambda net: net.risk(*point))
-    return values, jax.lax.stop_gradient(law.rounding(*point))
+def _risk(place: Place) -> tuple[Array, Array]:
+    values = place.law.over_nets(lambda net: net.risk(*place.point))
+    return values, lax.stop_gradient(place.law.rounding(*place.point))
 
 
 def averages(
@@ -181,15 +153,16 @@ def averages(
     Source:
         [theory: online-sgd, Eqs. (13), (14), (17), (63)].
     """
-    _, law, point = _place(model, overlaps, student, loss, key, averages)
-    found = _averages(law, point)
+    place = place_of(model, overlaps, student, loss, key, averages, _USUAL)
+    found = _averages(place)
     mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), found)
     return mean, jax.tree.map(spread, found)
 
 
 @eqx.filter_jit
-def _averages(law: AbstractAverages, point: Point) -> Moments:
-    return law.over_nets(lambda net: net.at(*point)._replace(risk=net.risk(*point)))
+def _averages(place: Place) -> Moments:
+    point = place.point
+    return place.law.over_nets(lambda net: net.at(*point)._replace(risk=net.risk(*point)))
 
 
 def hessian(
@@ -227,20 +200,20 @@ def hessian(
     Source:
         [theory: online-sgd, Eqs. (12), (24)].
     """
-    pair, law, point = _place(model, overlaps, None, None, key, averages)
-    check(pair.spherical, "model", model, "a SequenceSingleIndex")
-    return _hessian(law, point)
+    place = place_of(model, overlaps, None, None, key, averages, _USUAL)
+    check(place.pair.spherical, "model", model, "a SequenceSingleIndex")
+    return _hessian(place)
 
 
 @eqx.filter_jit
-def _hessian(law: AbstractAverages, point: Point) -> Array:
-    shape = point.M.shape
+def _hessian(place: Place) -> Array:
+    M, Q = place.point
 
     def value(v: Array) -> Array:
-        return jnp.mean(law.over_nets(lambda net: net.risk(v.reshape(shape), point.Q)))
+        return jnp.mean(place.law.over_nets(lambda net: net.risk(v.reshape(M.shape), Q)))
 
     # forward mode twice: reverse mode would keep the tables of the grid
-    return jax.jacfwd(jax.jacfwd(value))(jnp.ravel(point.M))
+    return jax.jacfwd(jax.jacfwd(value))(jnp.ravel(M))
 
 
 class Flatness(NamedTuple):
@@ -316,9 +289,8 @@ def flatness(model: AbstractTeacher, order: int = 6, tolerance: float = 1e-10) -
     rays = _rays(series, pair.fixed, small)
     level = np.ones(len(rays), bool)  # rays along which all lower orders vanish
     for k in range(1, order + 1):
-        terms = np.zeros(len(rays))
-        for n, value in series.items():
-            terms += value * np.prod(rays**n, axis=1) if sum(n) == k else 0.0
+        along = [value * np.prod(rays**n, axis=1) for n, value in series.items() if sum(n) == k]
+        terms = np.sum(along, axis=0) if along else np.zeros(len(rays))
         # a ray that already rose or fell at a lower order has its escape decided there
         down = np.where(level, terms, 0.0)
         if down.min() < -small:
@@ -337,10 +309,7 @@ def _series(loss: SequenceLoss, encoding: np.ndarray, order: int) -> dict[tuple[
     squares = np.asarray(coefficients(square(loss.student), L, order))[..., 0]
     factorials = lambda n: float(prod(map(factorial, n)))
     series: dict[tuple[int, ...], float] = defaultdict(float)
-    for total, j in itertools.product(range(1, order + 1), range(order + 1)):
-        shifts = total - j
-        if shifts < 0 or (shifts > 0 and not K):
-            continue
+    for j, shifts in ((j, total - j) for total in range(1, order + 1) for j in range(total + 1)):
         for alpha in multi_indices(L, shifts):
             # without m the first sum is that of E‖F‖²
             value = float(squares[alpha]) / np.sqrt(factorials(alpha)) if j == 0 else 0.0
@@ -543,12 +512,10 @@ def _rates(
 def _curvatures(model: IndexModel, Q: Array, key: PRNGKeyArray, size: int, nets: int) -> Array:
     """E Hess_pp link (nets, P, outputs, M, M) at z ~ N(0, Q), by Stein: E[link (u_p u_pᵀ -
     (Q^{-1})_pp I)], u = Q^{-1} z. (Derivatives of the link would miss its kinks.)"""
-    P, M = model.indices, model.tokens
-    position, weight = gaussian_points(key, size, nets, P * M, _AXIS)
-    z = jnp.einsum("pq,rnqm->rnpm", sqrt_psd(Q), position.reshape(nets, -1, P, M))
-    inverse = jnp.linalg.inv(Q)
+    M, inverse = model.tokens, jnp.linalg.inv(Q)
 
-    def one(z: Array, weight: Array) -> Array:
+    def one(fields: tuple[Array, Array]) -> Array:
+        z, weight = fields
         labels = jax.vmap(lambda z: jnp.ravel(model.link(z)))(z)
         # a constant has no curvature, but would add to the error
         centred = labels - jnp.sum(weight[:, None] * labels, axis=0)
@@ -557,7 +524,14 @@ def _curvatures(model: IndexModel, Q: Array, key: PRNGKeyArray, size: int, nets:
         square = square - jnp.diagonal(inverse)[:, None, None] * jnp.eye(M)
         return jnp.einsum("n,no,npmk->pomk", weight, centred, square)
 
-    return lax.map(lambda part: one(*part), (z, weight))
+    return lax.map(one, _fields(Q, M, key, size, nets))
+
+
+def _fields(Q: Array, tokens: int, key: PRNGKeyArray, size: int, nets: int) -> tuple[Array, Array]:
+    """Points z ~ N(0, Q) of each net (nets, n, P, tokens), and their weights."""
+    position, weight = gaussian_points(key, size, nets, len(Q) * tokens, _AXIS)
+    normals = position.reshape(nets, -1, len(Q), tokens)
+    return jnp.einsum("pq,rnqm->rnpm", sqrt_psd(Q), normals), weight
 
 
 def maximal_rate(
@@ -609,9 +583,9 @@ def maximal_rate(
     pair = pair_of(model)
     # on the sphere recovery is no fixed point of the noise: what counts is to leave the origin
     if pair.spherical:
-        _, law, origin = _place(model, 0.0, None, None, key, averages)
-        lowest = jnp.linalg.eigvalsh(_hessian(law, origin))[0]
-        V = jnp.mean(_averages(law, origin).square, axis=0)[0, 0]
+        place = place_of(model, 0.0, None, None, key, averages, _USUAL)
+        lowest = jnp.linalg.eigvalsh(_hessian(place))[0]
+        V = jnp.mean(_averages(place).square, axis=0)[0, 0]
         return Estimate(jnp.maximum(-2.0 * lowest, 0.0) / V, jnp.zeros(()))
     key = validate.key("key", key)
     size, nets = sizes_of(averages, *_USUAL_RECOVERY)
@@ -629,17 +603,14 @@ def _recovery_rates(pair: TeacherStudent, key: PRNGKeyArray, size: int, nets: in
         dE/dα = -2κ (Ḡ E + E Ḡ) + 4κ² Σ_mn E[G_mn E G_mnᵀ],   Ḡ = Σ_m E G_mm
         κ_max = 1/(2 λ),   λ the largest eigenvalue of (Ḡ · + · Ḡ)^{-1} Σ_mn E[G_mn · G_mnᵀ]
     """
-    P, M = pair.rows, pair.tokens
-    S = pair.gram[: pair.targets, : pair.targets]
-    position, weight = gaussian_points(key, size, nets, P * M, _AXIS)
-    z = jnp.einsum("pq,rnqm->rnpm", sqrt_psd(S), position.reshape(nets, -1, P, M))
+    P, S = pair.rows, pair.gram[: pair.targets, : pair.targets]
     silent = jnp.zeros(pair.noise_size)
 
     def curvature(z: Array) -> Array:  # G of the squared loss, whose residual is zero here
         return 0.5 * jax.hessian(lambda x: pair.sample_loss(z, x, silent))(z)
 
-    def one(part: tuple[Array, Array]) -> Array:
-        z, weight = part
+    def one(fields: tuple[Array, Array]) -> Array:
+        z, weight = fields
         G = jax.vmap(curvature)(z)
         mean = jnp.einsum("n,npmqm->pq", weight, G)
         # `conjugation` averages over points of equal weight
@@ -650,4 +621,4 @@ def _recovery_rates(pair: TeacherStudent, key: PRNGKeyArray, size: int, nets: in
         root = inverse_root(jnp.kron(mean, identity) + jnp.kron(identity, mean))
         return 0.5 / jnp.linalg.eigvalsh(symmetric(root @ noise @ root))[-1]
 
-    return lax.map(one, (z, weight))
+    return lax.map(one, _fields(S, pair.tokens, key, size, nets))

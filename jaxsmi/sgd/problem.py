@@ -15,7 +15,7 @@ from jaxtyping import Array
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
-from jaxsmi.descent.options import Gradient, divisor
+from jaxsmi.descent.options import LOSS, Gradient, check_scalar, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.triangular import triangular_root
@@ -25,7 +25,6 @@ _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
     "infinitely many overlaps: smi.train(model, smi.Stream(model, teacher), ..))"
 )
-_LOSS = "a JAX function of (prediction, label) that returns one number"
 # Overlaps of a user come from averages or other runs: symmetric and positive to single precision.
 _ROUNDING = 1e-9
 _EXACT = 1e-12  # a Gram matrix of the teacher is written down, or computed in double precision
@@ -80,7 +79,7 @@ class Rule(eqx.Module):
         allowed = "a finite number >= 0, or one for each row (P,)"
         self.rate = validate.array("rate", rate, allowed, interval=NON_NEGATIVE)
         check(self.rate.ndim <= 1, "rate", rate, allowed)
-        gradient = Gradient() if gradient is None else gradient
+        gradient = gradient or Gradient()
         self.gradient = validate.instance("gradient", gradient, Gradient, "a smi.Gradient")
         beta = validate.number("momentum", momentum, FRACTION)
         decay = validate.number("weight_decay", weight_decay, NON_NEGATIVE)
@@ -145,15 +144,11 @@ def pair_of(
         validate.instance, "student", student, AbstractTeacher, "an index model"
     )
     pair = teacher.teacher_student(
-        learner, validate.optional(validate.function, "loss", loss, _LOSS)
+        learner, validate.optional(validate.function, "loss", loss, LOSS)
     )
     tokens = pair.tokens * pair.groups
     shapes = ((pair.targets, tokens), (pair.rows, tokens), (pair.noise_size,))
-    # shapes alone: a loss of a large model is not evaluated for its validation
-    values = [jax.ShapeDtypeStruct(shape, theory_dtype()) for shape in shapes]
-    answer = validate.call_user_function("loss", jax.eval_shape, _LOSS, pair.sample_loss, *values)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(answer)]
-    check(shapes == [()], "loss", f"values of shapes {shapes}", _LOSS)
+    check_scalar(pair.sample_loss, *(jax.ShapeDtypeStruct(s, theory_dtype()) for s in shapes))
     return pair
 
 
@@ -188,14 +183,16 @@ def _sloped(pair: TeacherStudent, hidden: Array, fields: Array) -> Array:
 def is_even(pair: TeacherStudent, argument: int) -> bool:
     """The loss is even in every row of z* (argument 0) or z (1), at one point without symmetry."""
     with jax.ensure_compile_time_eval():
-        point = [x[0] for x in _probe(pair, 1)]
-        loss = lambda x: pair.sample_loss(x[0], x[1], jnp.zeros(pair.noise_size))
-        values = []
-        for row in range(len(point[argument])):
-            flipped = list(point)
-            flipped[argument] = point[argument].at[row].multiply(-1.0)
-            values.append(loss(flipped))
-        return bool(jnp.allclose(jnp.stack(values), loss(point)))
+        fields = [x[0] for x in _probe(pair, 1)]
+        rows = len(fields[argument])
+
+        def loss(signs: Array) -> Array:
+            flipped = list(fields)
+            flipped[argument] = signs[:, None] * fields[argument]
+            return pair.sample_loss(flipped[0], flipped[1], jnp.zeros(pair.noise_size))
+
+        values = jax.vmap(loss)(1.0 - 2.0 * jnp.eye(rows))
+        return bool(jnp.allclose(values, loss(jnp.ones(rows))))
 
 
 def check_silent(pair: TeacherStudent) -> None:

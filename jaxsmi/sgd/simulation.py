@@ -71,12 +71,12 @@ def beginning_of(pair: TeacherStudent, initial: Initial, dimension: int) -> Begi
         allowed = "a scale > 0, overlaps (M, Q), or weights (P, D)"
         kind = dataclasses.replace(POSITIVE, allowed=allowed)
         scale = validate.number("start", 1.0 if student is None else student, kind)
-        iid = teacher == "iid" if isinstance(teacher, str) else teacher is None
         # the direction of a model on the sphere has norm one at every D
-        return Beginning(None if iid and not pair.spherical else gram, scale)
+        drawn = named and teacher != "orthonormal" and not pair.spherical
+        return Beginning(None if drawn else gram, scale)
     # overlaps with a teacher that is still to be drawn would be of another one
-    fixed = not (isinstance(teacher, str) and teacher == "iid")
-    check(fixed, "teacher", teacher, "'orthonormal', ρ or weights, beside overlaps of a start")
+    allowed = "'orthonormal', ρ or weights, beside overlaps of a start"
+    check(not (named and teacher == "iid"), "teacher", teacher, allowed)
     return Beginning(gram, point=point_of(pair, gram, student))
 
 
@@ -89,14 +89,12 @@ def begun(
     moving: int,
 ) -> Coordinates:
     """The start of runs, one a key, with zero velocities behind the student's rows."""
-
-    def one(key: PRNGKeyArray) -> Coordinates:
-        start = _start(pair, beginning, jax.random.fold_in(key, _STREAM), dimension, projected)
-        extra = moving - len(start.along)  # velocities: optax starts them at zero, too
-        across = jnp.pad(start.across, ((0, extra), (0, extra), (0, 0)))
-        return Coordinates(start.frame, jnp.pad(start.along, ((0, extra), (0, 0), (0, 0))), across)
-
-    return jax.vmap(one, out_axes=-1)(keys)
+    streams = jax.vmap(lambda key: jax.random.fold_in(key, _STREAM))(keys)
+    one = lambda key: _start(pair, beginning, key, dimension, projected)
+    start = jax.vmap(one, out_axes=-1)(streams)
+    extra = moving - len(start.along)  # velocities: optax starts them at zero, too
+    padded = lambda x, columns: jnp.pad(x, ((0, extra), (0, columns), (0, 0), (0, 0)))
+    return Coordinates(start.frame, padded(start.along, 0), padded(start.across, extra))
 
 
 def _start(
@@ -284,8 +282,7 @@ def simulate(
     pair = pair_of(model, student, rule.gradient.loss)
     keys = _keys(validate.key("key", key, many=True))
     dimension = validate.count("dimension", dimension, at_most=_EXACT)
-    monitor = Monitor() if monitor is None else monitor
-    validate.instance("monitor", monitor, Monitor, "a smi.Monitor")
+    monitor = validate.instance("monitor", monitor or Monitor(), Monitor, "a smi.Monitor")
     unused = (monitor.test, monitor.record, monitor.patience) == (None, None, None)
     check(unused, "monitor", monitor, "every, target, level and progress alone")
     update = _update(pair, rule, dimension, monitor)
@@ -308,7 +305,12 @@ def simulate(
         label = "SGD" if monitor.progress else None
         parts.append(_together(chain, keys[own], steps, every, label))
     each = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-    runs = Simulation(
+    # parts of the start and the rule that were out of range inside jit are NaN
+    valid = validate.valid((rule, monitor, beginning))
+    masked = lambda x: jnp.where(valid, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+    each = jax.tree.map(masked, each)
+    each["result"] = jnp.where(valid, each["result"], int(Result.INVALID))
+    return Simulation(
         **each,
         step=jnp.minimum(jnp.arange(each["cosine"].shape[1]) * every, steps),
         # of rows with several rates that of the fastest
@@ -316,12 +318,6 @@ def simulate(
         dimension=dimension,
         batch_size=update.batch,
     )
-    # parts of the start and the rule that were out of range inside jit are NaN
-    valid = validate.valid((rule, monitor, beginning))
-    numbers = lambda r: (r.teacher_overlap, r.overlap, r.cosine, r.distance, r.end, r.final)
-    runs = eqx.tree_at(numbers, runs, tuple(jnp.where(valid, x, jnp.nan) for x in numbers(runs)))
-    result = jnp.where(valid, runs.result, int(Result.INVALID))
-    return eqx.tree_at(lambda r: r.result, runs, result)
 
 
 def _update(pair: TeacherStudent, rule: Rule, dimension: int, monitor: Monitor) -> Update:
@@ -330,7 +326,6 @@ def _update(pair: TeacherStudent, rule: Rule, dimension: int, monitor: Monitor) 
     allowed = f"a finite number > 0, or one for each row ({P},)"
     check(rule.rate.shape in ((), (P,)), "rate", rule.rate, allowed)
     check(jnp.all(rule.rate > 0), "rate", rule.rate, allowed)
-    check(not rule.gradient.one_pass, "one_pass", True, "False: every sample is fresh")
     rate = jnp.broadcast_to(rule.rate, (P,))
     decay = rule.weight_decay
     infinite = jnp.asarray(np.inf, theory_dtype())

@@ -20,7 +20,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.inference.overlap_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, roots
-from jaxsmi.numerics.linear_algebra import positive_part, symmetric
+from jaxsmi.numerics.linear_algebra import inverse_root, positive_part, symmetric
 from jaxsmi.numerics.nets import power_of_two
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.thresholds.weak import Growth, growth
@@ -95,10 +95,8 @@ class BranchPoint(eqx.Module):
 
     def relative_size(self, step: Array) -> Array:
         """The largest relative change of V by a step."""
-        root = jnp.linalg.cholesky(self.V)
-        half = jax.scipy.linalg.solve_triangular(root, step, lower=True)
-        both = jax.scipy.linalg.solve_triangular(root, half.T, lower=True)
-        return jnp.max(jnp.abs(jnp.linalg.eigvalsh(symmetric(both))))
+        root = inverse_root(self.V)
+        return jnp.max(jnp.abs(jnp.linalg.eigvalsh(symmetric(root @ step @ root))))
 
     def moved(self, change: Array) -> tuple[Array, Array]:
         """(α, V) after a step `change` in log α along the branch, shorter where V changes much."""

@@ -103,8 +103,8 @@ def search_threshold(
     key = validate.key("key", key)
     points, nets = sizes_of(averages, 2**12, 16)
     averages = Averages(points * nets, nets)
-    iteration = Iteration() if iteration is None else iteration
-    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps=.., ..)")
+    allowed = "smi.Iteration(max_steps=.., ..)"
+    iteration = validate.instance("iteration", iteration or Iteration(), Iteration, allowed)
     tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)
     settings = {"key": key, "alpha_max": most, "averages": averages, "steps": step + 1}
 

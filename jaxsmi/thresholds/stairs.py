@@ -131,7 +131,8 @@ def staircase(
             point = next_crossing(branch, Q, guessed, most)
             if point is None:  # nothing grows up to alpha_max
                 break
-            new = _first_order(point)
+            vectors, at_once = point.growth.first_order_directions()
+            new = np.asarray(vectors)[:, np.asarray(at_once)]
             if new.shape[1]:  # learned with the others, and so part of the last step
                 learned = _joined(learned, new)
                 stairs[-1] = _with_directions(stairs[-1], learned if len(stairs) == 1 else new)
@@ -165,16 +166,9 @@ def _finite(guesses: Sequence[Threshold], number: int) -> Threshold | None:
     return guesses[number]
 
 
-def _first_order(point: BranchPoint) -> np.ndarray:
-    """Directions (P, n) that labels tell at first order at a point."""
-    vectors, first_order = point.growth.first_order_directions()
-    return np.asarray(vectors)[:, np.asarray(first_order)]
-
-
 def _failed(S: Array, nets: int) -> Threshold:
     """The last threshold of a staircase whose scan ended in a growth rate that is not finite."""
-    unknown = jnp.full_like(S, nan())
-    alphas = jnp.full((nets,), nan(), S.dtype)
+    unknown, alphas = jnp.full_like(S, nan()), jnp.full((nets,), nan(), S.dtype)
     code = jnp.asarray(int(Result.NONFINITE))
     return Threshold(alphas[0], alphas[0], alphas, unknown, unknown, code)
 
@@ -211,8 +205,6 @@ def _directions_of(subspace: Array) -> np.ndarray:
 
 def _joined(learned: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Orthonormal basis of learned and new directions."""
-    if not new.shape[1]:
-        return learned
     rest = new - learned @ (learned.T @ new)
     basis, sizes, _ = np.linalg.svd(rest, full_matrices=False)
     return np.concatenate([learned, basis[:, sizes > _INDEPENDENT]], axis=1)

@@ -4,6 +4,7 @@ the α above which perfect recovery is stable [theory: multi-index, Eqs. (45), (
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -72,19 +73,6 @@ class Branches(NamedTuple):
         return distance > jnp.maximum(_DISTANCE * largest, _ABSOLUTE)
 
 
-@eqx.filter_jit
-def branches(
-    model: AbstractModel, alpha: Array, V: Array, keys: PRNGKeyArray, points: int, max_steps: int
-) -> Branches:
-    """The two branches at one α (R,) for each key, the uninformed one from V (P, P) of a smaller
-    α."""
-
-    def one(pair: tuple[Array, PRNGKeyArray]) -> Branches:
-        return _branches(OverlapMap(model, *pair, points, NETS), V, max_steps)
-
-    return lax.map(one, (alpha, keys))
-
-
 def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
     """The two branches for one key, the uninformed one from V of a smaller α.
 
@@ -114,38 +102,59 @@ def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
     return Branches(ends[0], ends[informed], jnp.stack([codes[0], codes[informed]]))
 
 
-@eqx.filter_jit
-def free_entropies(
-    model: AbstractModel, alpha: Array, V: Array, keys: PRNGKeyArray, points: int
-) -> Array:
-    """Φ (R,) at V (R, P, P)."""
-    S = model.prior.second_moment(model.indices)
+class _Hysteresis(eqx.Module):
+    """Both branches of a model, by points in each net and a step budget; `perfect`: the informed
+    branch is Q = S."""
 
-    def one(point: tuple[Array, Array, PRNGKeyArray]) -> Array:
-        alpha, V, key = point
-        return potential_at(model, alpha, S - V, key, points, NETS).value
+    model: AbstractModel
+    S: Array
+    points: int = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+    perfect: bool = eqx.field(static=True, default=False)
 
-    return lax.map(one, (alpha, V, keys))
+    @eqx.filter_jit
+    def branches(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Branches:
+        """The two branches at one α (R,) for each key, the uninformed one from V (P, P) of a
+        smaller α."""
 
+        def one(pair: tuple[Array, PRNGKeyArray]) -> Branches:
+            return _branches(OverlapMap(self.model, *pair, self.points, NETS), V, self.max_steps)
 
-@eqx.filter_jit
-def perfect_free_entropies(
-    model: AbstractModel, alpha: Array, keys: PRNGKeyArray, points: int
-) -> Array:
-    """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
-    S = model.prior.second_moment(model.indices)
-    large = jnp.eye(len(S), dtype=S.dtype) / _PERFECT  # the term does not depend on a large Q̂
-    entropy = model.prior.entropy_term(S, large)
+        return lax.map(one, (alpha, keys))
 
-    def one(key: PRNGKeyArray) -> Array:
+    def informed_wins(self, alpha: Array, both: Branches, keys: PRNGKeyArray) -> Array:
+        """The informed branch exists, and has the larger free entropy (R,)."""
+        # all at the same keys: the errors of both branches cancel in the difference
+        uninformed, informed = (self.free_entropies(alpha, V, keys) for V in both[:2])
+        # at the branch itself, V = 1e-7 S, the binary perceptron came out at 1.492, not 1.249
+        if self.perfect:
+            return self.perfect_free_entropies(alpha, keys) > uninformed
+        return both.converged & both.distinct & (informed > uninformed)
+
+    @eqx.filter_jit
+    def free_entropies(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Array:
+        """Φ (R,) at V (R, P, P)."""
+
+        def one(point: tuple[Array, Array, PRNGKeyArray]) -> Array:
+            alpha, V, key = point
+            return potential_at(self.model, alpha, self.S - V, key, self.points, NETS).value
+
+        return lax.map(one, (alpha, V, keys))
+
+    @eqx.filter_jit
+    def perfect_free_entropies(self, alpha: Array, keys: PRNGKeyArray) -> Array:
+        """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
+        overlaps = (1.0 - _PERFECT) * self.S, _PERFECT * self.S
+        # the term does not depend on a large Q̂
+        large = jnp.eye(len(self.S), dtype=self.S.dtype) / _PERFECT
         # no tangents: Φ needs the partition function alone
-        sizes = {"points": points, "nets": NETS}
-        response = model.channel.response(
-            (1 - _PERFECT) * S, _PERFECT * S, key=key, tangents=False, **sizes
-        )
-        return jnp.mean(response.log_partition)
+        settings = {"points": self.points, "nets": NETS, "tangents": False}
 
-    return entropy + alpha * lax.map(one, keys)
+        def one(key: PRNGKeyArray) -> Array:
+            response = self.model.channel.response(*overlaps, key=key, **settings)
+            return jnp.mean(response.log_partition)
+
+        return self.model.prior.entropy_term(self.S, large) + alpha * lax.map(one, keys)
 
 
 def first_alpha(
@@ -192,16 +201,9 @@ class FirstOrder(eqx.Module):
         return safe_repr(self, self._text)
 
     def _text(self) -> str:
-        thresholds = {
-            "spinodal": self.spinodal,
-            "information-theoretic": self.information_theoretic,
-            "algorithmic": self.algorithmic,
-        }
-        rows = [
-            [name, format_estimate(threshold.alpha, threshold.stderr)]
-            for name, threshold in thresholds.items()
-            if threshold is not None
-        ]
+        names = ("spinodal", "information_theoretic", "algorithmic")
+        found = {name.replace("_", "-"): getattr(self, name) for name in names}
+        rows = [[name, format_estimate(x.alpha, x.stderr)] for name, x in found.items() if x]
         grid = f"α on a grid of {len(self.alpha)} points"
         return describe(f"Transition: {self.kind}", [grid], [["", "α"], *rows])
 
@@ -262,9 +264,10 @@ def first_order(
     """
     key = validate.key("key", key)
     points, nets = sizes_of(averages, 2**16, 8)
-    iteration = Iteration() if iteration is None else iteration
-    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps=..)")
-    max_steps = iteration.max_steps or 3000
+    allowed = "smi.Iteration(max_steps=..)"
+    max_steps = validate.instance(
+        "iteration", iteration or Iteration(), Iteration, allowed
+    ).max_steps
     progress = validate.optional(validate.flag, "progress", progress)
     allowed = "an increasing vector of three numbers > 0 or more"
     chosen = np.geomspace(0.1, 5.0, 40) if alpha is None else alpha
@@ -273,12 +276,12 @@ def first_order(
     check(ordered, "alpha", alpha, allowed)
     check_model(model)
     size = power_of_two(max(points // NETS, 2))
-    follow = _Follower(frozen(model), size, max_steps)
-    with Bar(len(grid), "first-order transition: branches", progress) as bar:
-        # one key, with the points of all nets
-        both = _on_grid(follow._replace(points=size * nets), grid, key, bar)
     prior = model.prior
     S = prior.second_moment(model.indices)
+    # on the grid one key, with the points of all nets
+    hysteresis = _Hysteresis(frozen(model), frozen(S), size * nets, max_steps or 3000)
+    with Bar(len(grid), "first-order transition: branches", progress) as bar:
+        both = _on_grid(hysteresis, grid, key, bar)
     distinct = np.asarray(both.distinct)
     perfect = np.asarray(both.codes)[distinct, 1] == Result.RECOVERED
     allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
@@ -290,48 +293,26 @@ def first_order(
         # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
         diverges = prior.traits.continuous and bool(perfect.all())
         with Bar(3 * HALVINGS, "first-order transition: ends", progress) as bar:
-            recovers = follow._replace(perfect=bool(perfect.all()))
-            thresholds = _thresholds(recovers, grid, both, keys, diverges, bar)
+            ends = dataclasses.replace(hysteresis, points=size, perfect=bool(perfect.all()))
+            thresholds = _thresholds(ends, grid, both, keys, diverges, bar)
         kind = "first order"
     curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
     return not_differentiable(FirstOrder(kind, *thresholds, *curves), model)
 
 
-class _Follower(NamedTuple):
-    """Both branches of a model, by points in each net and a step budget."""
-
-    model: AbstractModel
-    points: int
-    max_steps: int
-    perfect: bool = False  # the informed branch is Q = S
-
-    def __call__(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Branches:
-        return branches(self.model, alpha, V, keys, self.points, self.max_steps)
-
-    def informed_wins(self, alpha: Array, both: Branches, keys: PRNGKeyArray) -> Array:
-        """The informed branch exists, and has the larger free entropy (R,)."""
-        # all at the same keys: the errors of both branches cancel in the difference
-        phi = [free_entropies(self.model, alpha, V, keys, self.points) for V in both[:2]]
-        # at the branch itself, V = 1e-7 S, the binary perceptron came out at 1.492, not 1.249
-        if self.perfect:
-            return perfect_free_entropies(self.model, alpha, keys, self.points) > phi[0]
-        return both.converged & both.distinct & (phi[1] > phi[0])
-
-
-def _on_grid(follow: _Follower, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
+def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
     """Both branches on the grid, the uninformed one upwards."""
-    S = follow.model.prior.second_moment(follow.model.indices)
-    V = (1.0 - SMALL) * S
+    V = (1.0 - SMALL) * hysteresis.S
     pairs = []
     for alpha in grid:
-        pairs.append(follow(jnp.asarray([alpha], S.dtype), V, key[None]))
+        pairs.append(hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None]))
         V = pairs[-1].uninformed[0]
         bar.update(1, {"α": f"{alpha:.4g}"})
     return jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
 
 
 def _thresholds(
-    follow: _Follower,
+    hysteresis: _Hysteresis,
     grid: np.ndarray,
     both: Branches,
     keys: PRNGKeyArray,
@@ -348,7 +329,7 @@ def _thresholds(
 
     def branches_at(alpha: Array, place: int) -> Branches:
         bar.update(1, {"α": f"{float(jnp.mean(alpha)):.4g}"})
-        return follow(alpha, both.uninformed[place], keys)
+        return hysteresis.branches(alpha, both.uninformed[place], keys)
 
     def merged(alpha: Array) -> Array:
         # from V at the last α of the grid the uninformed branch becomes the informed one of
@@ -362,7 +343,7 @@ def _thresholds(
 
     def wins(alpha: Array) -> Array:
         pair = branches_at(alpha, max(first - 1, 0))
-        return follow.informed_wins(alpha, pair, keys)
+        return hysteresis.informed_wins(alpha, pair, keys)
 
     lower, upper = of_keys(grid[first]), of_keys(grid[last])
     cell_start = cell_end = 0.0
@@ -390,7 +371,6 @@ def _thresholds(
     # MAX_STEPS next to a spinodal moves no threshold: it counts inside the hysteresis only
     converged = np.isin(np.asarray(both.codes)[inside], (Result.SUCCESS, Result.RECOVERED)).all()
     code = jnp.asarray(int(Result.SUCCESS if converged else Result.MAX_STEPS))
-    S = follow.model.prior.second_moment(follow.model.indices)
 
     def threshold(values: Array, cell: float, V: Array, basin: float) -> Threshold:
         alpha = jnp.mean(values)
@@ -402,7 +382,9 @@ def _thresholds(
         finite = alpha if bool(jnp.isfinite(alpha)) else grid[last]
         place = inside[np.argmin(np.abs(grid[inside] - float(finite)))]
         growth = both.uninformed[place] - both.informed[place]
-        return Threshold(alpha, stderr, values, growth / jnp.trace(growth), S - V[place], code)
+        return Threshold(
+            alpha, stderr, values, growth / jnp.trace(growth), hysteresis.S - V[place], code
+        )
 
     return (
         threshold(algorithmic, cell_end, both.uninformed, 0.0),

@@ -186,8 +186,8 @@ def check_model(model: AbstractModel) -> Array:
 def sizes_of(averages: Averages | None, points: int, nets: int) -> tuple[int, int]:
     """Points of each net and number of nets, by the defaults of a call; two points a net at
     least."""
-    chosen = Averages() if averages is None else averages
-    validate.instance("averages", chosen, Averages, "smi.Averages(points=.., nets=..)")
+    allowed = "smi.Averages(points=.., nets=..)"
+    chosen = validate.instance("averages", averages or Averages(), Averages, allowed)
     return chosen.sizes(points, nets, images=2)
 
 

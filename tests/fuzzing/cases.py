@@ -63,7 +63,7 @@ KINDS = {
     "max_nodes": "count", "max_steps": "count", "mesh": "object", "model": "object",
     "monitor": "object", "name": "name", "nets": "count", "noise": "non-negative",
     "noises": "positive array", "normalised": "flag", "nuclear": "non-negative",
-    "objective": "choice", "one_pass": "flag", "outcomes": "array", "output": "function",
+    "objective": "choice", "outcomes": "array", "output": "function",
     "overlap": "overlap", "patience": "count", "penalty": "non-negative array",
     "points": "count", "positive": "flag", "prior": "object", "progress": "flag?",
     "prox": "function", "quick": "flag", "rank_ratio": "positive", "ranks": "count",

@@ -256,8 +256,7 @@ INFERENCE = [
 ]
 TRAINING = [
     ("batch_size: got 7; allowed: at most 6", lambda: train(batch_size=7)),
-    ("batch_size: got 7; allowed: at most 6", lambda: train(batch_size=7, one_pass=True)),
-    ("steps: .*one_pass", lambda: train(steps=4, batch_size=2, one_pass=True)),
+    ("batch_size: got 7; allowed: at most 6", lambda: train(batch_size=7)),
     ("patience: .*nothing to watch", lambda: train(data=BARE, monitor=smi.Monitor(patience=3))),
     ("target: got .*without a teacher", lambda: train(data=BARE, monitor=smi.Monitor(target=0.5))),
     ("target: .*2 rows", lambda: train(multi(), sample(deep()), monitor=smi.Monitor(target=0.5))),
@@ -308,7 +307,6 @@ SGD_ROWS = [
     ("dimension", lambda: run(dimension=5)),
     ("dimension", lambda: run(dimension=7, rule={"momentum": 0.5})),
     ("rate", lambda: run(rate=[0.1, 0.1, 0.1])),
-    ("one_pass", lambda: run(batch={"one_pass": True})),
     ("loss", lambda: run(batch={"loss": lambda a, b: float(a - b) ** 2})),
     ("monitor", lambda: run(monitor=smi.Monitor(patience=3))),
     ("teacher", lambda: run(start=taught("random"))),

@@ -12,7 +12,7 @@ from jaxsmi.core.codes import Result
 from jaxsmi.numerics import triangular
 from jaxsmi.sgd.averages import net_averages
 from jaxsmi.sgd.exponents import sampled_expansion
-from jaxsmi.sgd.hermite import activation_coefficients, correlation
+from jaxsmi.sgd.hermite import Grid, activation_coefficients, correlation
 from jaxsmi.sgd.problem import pair_of
 
 SGD = smi.sgd
@@ -289,7 +289,8 @@ def test_hessians():
 def test_derivatives_at_full_overlap():
     """∂_m C at m = 1 is E|∇p|² (Price) and continuous; that of a sampled risk is NaN there."""
     p00 = jax.tree_util.Partial(lambda z: SGD.Attention("identity")(z)[0, :1])
-    slope = jax.jit(jax.jacfwd(lambda m: correlation(p00, p00, m, jnp.zeros(2))))
+    grid = Grid.of(2)
+    slope = jax.jit(jax.jacfwd(lambda m: correlation(p00, p00, m, jnp.zeros(2), grid, grid)))
     assert float(slope(1.0)) == pytest.approx(0.1010508376176, abs=1e-12)  # Table 1
     assert float(slope(-1.0)) == pytest.approx(-float(slope(1.0)), abs=1e-12)  # p is even
     near, nearer = float(slope(1.0 - 1e-3)), float(slope(1.0 - 1e-6))

@@ -21,7 +21,7 @@ LINEAR = smi.links.linear(0.0)
 
 def train(optimizer, steps, model=MODEL, data=DATA, key=KEY, start=1.0, **settings):
     """`smi.train` with the settings of a Gradient and a Monitor side by side."""
-    names = ("loss", "reduction", "batch_size", "one_pass", "repeats")
+    names = ("loss", "reduction", "batch_size", "repeats")
     gradient = {name: settings.pop(name) for name in names if name in settings}
     return smi.train(
         model, data, optimizer, key=key, steps=steps, start=start,
@@ -68,13 +68,6 @@ def test_full_batch_descent_is_the_loop_of_optax(reduction, scale):
     np.testing.assert_allclose(fit.history["train_loss"][1], loss(START, *batches[0]), rtol=1e-12)
     assert fit.kind == "train"
     assert int(fit.steps) == 4
-
-
-@SLOW
-def test_one_pass_takes_each_sample_once_in_order():
-    batches = [(DATA.inputs[i : i + 7], DATA.labels[i : i + 7]) for i in (0, 7, 14, 21)]
-    expected = plain_loop(lambda w, x, y: total(w, x, y) / 7, optax.sgd(0.3), batches)
-    close(train(optax.sgd(0.3), 4, batch_size=7, one_pass=True, start=START).weights, expected)
 
 
 def descent(size):
@@ -295,13 +288,11 @@ def test_states_that_do_not_fit_are_named():
     single = smi.Dataset(DATA.inputs.astype(jnp.float32), DATA.labels)
     pair = jax.tree.map(lambda x: jnp.stack([x, x]), fit.state)
     apart = eqx.tree_at(lambda s: s.step, pair, jnp.array([3, 7]))
-    one_pass = {"batch_size": 7, "one_pass": True}
     for message, settings in (
         ("start: ", {"data": MODEL.sample(KEY, dimension=11, alpha=2.0)}),
         ("start: .*one run", {"key": jax.random.split(KEY, 3)}),
         ("start: .*another optimiser", {"optimizer": optax.adam(0.1)}),
         ("start: .*float32", {"data": single}),
-        ("steps: .*at most 3", {"steps": 4, **one_pass}),
         ("start: .*one step", {"start": apart}),
         ("start: .*Solution of smi.train", {"start": smi.state_evolution(LINEAR, 0.5, key=KEY)}),
     ):
