@@ -16,6 +16,7 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -238,6 +239,10 @@ def _interrupts_blocked() -> Iterator[None]:
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        # multiprocessing starts this helper with the first process, and Python 3.11 unblocks the
+        # signal in doing so: it must be there before
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
