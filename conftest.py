@@ -10,7 +10,7 @@ smi.setup()
 SLOW_EXAMPLES = {
     "jaxsmi.descent.analysis.learned_at",
     "jaxsmi.descent.options.Stream",
-    "jaxsmi.inference.branches.global_minimum",
+    "jaxsmi.inference.learner_search.global_minimum",
     "jaxsmi.inference.spectral.spectral",
     "jaxsmi.learners.matrix_erm.MatrixErm",
     "jaxsmi.models.links.logistic",

@@ -10,12 +10,9 @@ from .descent import baselines
 from .descent.analysis import averaged, learned_at
 from .descent.options import Gradient, Monitor, Stream
 from .descent.training import train
-from .inference.branches import global_minimum
-from .inference.continuation import noiseless_limit
-from .inference.evolution import state_evolution
-from .inference.learner_search import search_learner
+from .inference.evolution import free_entropy, noiseless_limit, state_evolution
+from .inference.learner_search import global_minimum, search_learner
 from .inference.message_passing import gamp
-from .inference.potential import free_entropy
 from .inference.spectral import spectral
 from .inference.spectral_theory import spectral_overlap
 from .learners import Erm, MatrixErm, Mismatched, losses

@@ -2,5 +2,5 @@
 
 message_passing: `gamp`, by the steps of iteration, calibrated and damped by calibration; of other
 learners by learner_passing. spectral: the estimator that a run starts from, spectral_theory: what
-it knows. overlap_map: the one state-evolution map, evolution: its fixed points.
+it knows. order_map: the one state-evolution map, evolution: its fixed points.
 """

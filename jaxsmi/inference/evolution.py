@@ -1,32 +1,62 @@
-r"""State evolution: what message passing does as D → ∞, and where it ends.
+r"""State evolution: what message passing does as D → ∞, where it ends, and its free entropy.
 
-Equations here [TCDKZ25; theory: multi-index, Eqs. (43) to (48)], S the second moment of the prior:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (43) to (51), (70) to (72)], S the second moment
+of the prior, V = S - Q, F_kr the map by one net at the noise Δ_k:
 
     Q̂ = α · channel.response(Q),   Q ← prior.overlap(Q̂)        (Gaussian prior: Q̂ (I + Q̂)^{-1})
+    V_kr = V_k + (I - J_k)^{-1} (F_kr - F_k),   V = lim V_k        vanishing noise
+    Φ(Q) = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out(y; Q^{1/2} ξ, V)
+    ∂_Q [α E log Z_out] = ½ Q̂,   ∂Φ_w/∂Q̂ = ½ prior.overlap(Q̂)
+    so that   dΦ = ½ tr[(prior.overlap(Q̂) - Q) dQ̂]
 
-Undamped message passing at iteration t has the overlap Q^t. The iteration is carried on
-V = S - Q, which stays accurate when it goes to zero. Each learner is a map of order parameters
-(`order_map`): Bayes (`overlap_map`), minimisers and other posteriors (`learner_map`), and both for
-a matrix, whose averages are explicit (`matrix_map`).
+Undamped message passing at iteration t has the overlap Q^t. The iteration is carried on V, which
+stays accurate when it goes to zero. Each learner is a map of order parameters: Bayes (`order_map`),
+minimisers and other posteriors (`learner_map`), and both for a matrix (`matrix_map`).
+
+The largest Φ among the fixed points is the Bayes-optimal one. Noiseless channels have Φ → ∞ at
+Q = S beyond perfect recovery: compare differences away from there. log Z_out is that of
+`channel.statistic(y)`, which for attention is a density of u. Of matrices, per entry
+[theory: attention-indexed, Eq. (29); bilinear, Eq. (12)], q̂ = α f(q), I the mutual information of
+the prior, f = Ψ'/w:
+
+    Φ(q) = w q̂ (Q_0 - q) - I(q̂) + α Ψ(q),      w = ¼ (symmetric), ½ (rectangular)
 """
 
 from __future__ import annotations
 
+import dataclasses
+
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, theory_dtype
+from jaxsmi.core.arrays import PyTree, frozen, nan, theory_dtype
+from jaxsmi.core.codes import Result, worst
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
-from jaxsmi.core.results import Solution
+from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.learner_map import LearnerMap
 from jaxsmi.inference.matrix_map import MatrixLearnerMap, PrecisionMap
-from jaxsmi.inference.order_map import AbstractOrderMap, Settings, finish
-from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.inference.order_map import (
+    NETS,
+    POINTS,
+    AbstractOrderMap,
+    Arguments,
+    OverlapMap,
+    Settings,
+    finish,
+)
 from jaxsmi.learners.base import AbstractLearner
-from jaxsmi.models.base import AbstractModel, model_argument
+from jaxsmi.models.base import AbstractModel, model_argument, title
+from jaxsmi.numerics import implicit
+from jaxsmi.numerics.continuation import ladder, limit
+from jaxsmi.numerics.fixed_point import resolvent
+from jaxsmi.numerics.linear_algebra import positive_part, symmetric
+from jaxsmi.numerics.nets import power_of_two
 
 # empirical: a hundred plain steps next to a threshold, before Newton steps begin
 _MAX_STEPS = 300
@@ -109,19 +139,20 @@ def state_evolution(
     key = validate.optional(validate.key, "key", key)
     start = as_start(start)
     validate_settings(averages, iteration, progress)
-    if bayes:
-        if not model.channel.explicit:
-            return solve(OverlapMap.of(model, alpha, key, start, averages), iteration, progress)
-        _check_explicit(start, averages)
-        check(iteration.tolerance is None, "tolerance", iteration.tolerance, "None: a root")
-        return solve(PrecisionMap.of(model, alpha, key), iteration, progress)
     allowed = "smi.Bayes(), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
-    learner = validate.instance("learner", learner, AbstractLearner, allowed)
-    if not learner.explicit:
-        problem = LearnerMap.of(model, learner, alpha, key, start, averages)
-        return solve(problem, iteration, progress)
-    _check_explicit(start, averages)
-    return solve(MatrixLearnerMap.of(model, learner, alpha, key), iteration, progress)
+    learner = None if bayes else validate.instance("learner", learner, AbstractLearner, allowed)
+    if learner is None:
+        explicit = model.channel.explicit
+        kind = PrecisionMap if explicit else OverlapMap
+        unused = iteration.tolerance is None or not explicit
+        check(unused, "tolerance", iteration.tolerance, "None: a root")
+    else:
+        explicit = learner.explicit
+        kind = MatrixLearnerMap if explicit else LearnerMap
+    if explicit:
+        _check_explicit(start, averages)
+    problem = kind.of(Arguments(model, alpha, key, start, averages, learner))
+    return solve(problem, iteration, progress)
 
 
 def solve(
@@ -162,3 +193,181 @@ def _check_explicit(start: Start, averages: Averages) -> None:
     check(all(x is None for x in numbers) and not start.aided, "start", start, f"None {reason}")
     unset = averages.points is None and averages.nets is None
     check(unset, "averages", averages, f"the default {reason}")
+
+
+# Vanishing noise
+# --------------------------------------------------------------------------------------------
+
+
+def noiseless_limit(
+    model: AbstractModel,
+    alpha: ArrayLike,
+    noises: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    start: ArrayLike | Start | None = None,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    iteration: Iteration = Iteration(),  # noqa: B008
+    progress: bool = False,
+) -> Solution:
+    r"""Solve state evolution of a noiseless link without a channel, by vanishing label noise.
+
+        V = lim_{Δ → 0} V(Δ)
+
+    Args:
+        model: A `MultiIndex` with a link and no label noise.
+        alpha: Sample complexity N/D, a number > 0.
+        noises: Label noises Δ (K,), four or more, each the same fraction of the one before.
+        key, start, averages, iteration, progress: As in `state_evolution`.
+
+    Returns:
+        A `Solution`; `stderr` has the error of the extrapolation. `history`, `steps` and
+        `spectral_radius` are those of the smallest noise.
+
+    Raises:
+        ValueError: For an argument out of its range, or a model whose noise is fixed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxsmi as smi
+        >>> model = smi.MultiIndex(lambda z: z[0, 0] * jnp.tanh(z[1, 0]), indices=2)
+        >>> end = smi.noiseless_limit(
+        ...     model, 1.5, [0.08, 0.04, 0.02, 0.01], key=jax.random.key(0)
+        ... )  # doctest: +SKIP
+
+    Cost:
+        One `state_evolution` for each noise.
+
+    Source:
+        [theory: multi-index, Eqs. (70) to (72)].
+    """
+    model = model_argument(model)
+    validate_settings(averages, iteration, progress)
+    alpha = validate.number("alpha", alpha, POSITIVE)
+    steps = ladder("noises", noises)
+    key = validate.key("key", key)
+    start = as_start(start)
+    check(model.design.rows, "noises", f"some for {title(model)}", "None for this model")
+    solutions: list[Solution] = []
+    nets: list[Array] = []
+    for channel in model.channel.noisy(steps):
+        noisy = eqx.tree_at(lambda m: m.channel, model, channel)
+        problem, V0 = OverlapMap.of(Arguments(noisy, alpha, key, start, averages))
+        solutions.append(solve((problem, V0), iteration, progress))
+        nets.append(_replicas(problem, solutions[-1].covariance))
+    V = limit(steps, jnp.stack(nets, axis=1))
+    statistical = jnp.std(V.replicas, axis=0, ddof=1) / jnp.sqrt(len(V.replicas))
+    S = problem.second_moment
+    overlap = positive_part(S - positive_part(V.value))
+    codes = jnp.stack([solution.result for solution in solutions])
+    code = worst(codes)
+    lost = (code == Result.INVALID) | (code == Result.NONFINITE)
+    ended = lost | jnp.any((codes == Result.MAX_STEPS) | (codes == Result.DIVERGED))
+    numbers = problem.numbers(S - overlap)
+    return dataclasses.replace(
+        solutions[-1],
+        **{name: jnp.where(lost, nan(), number) for name, number in numbers.items()},
+        stderr=jnp.where(ended, nan(), jnp.hypot(statistical, V.error)),
+        result=code,
+        model=model,
+    )
+
+
+@eqx.filter_jit
+def _replicas(problem: OverlapMap, V: Array) -> Array:
+    """The fixed point V by the points of each net (R, P, P), to first order."""
+    problem, V = frozen((problem, V))
+    spread = problem.evaluate(V)
+    apart = spread.replicas - jnp.mean(spread.replicas, axis=0)
+    return V + jax.vmap(lambda F: resolvent(spread.jacobian, F))(apart)
+
+
+# The potential
+# --------------------------------------------------------------------------------------------
+
+
+def free_entropy(
+    model: AbstractModel,
+    alpha: ArrayLike,
+    overlap: ArrayLike | Solution,
+    *,
+    key: PRNGKeyArray | None = None,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
+) -> Estimate:
+    r"""Φ(Q) in nats per dimension, at Q̂ = α·response(Q), with its standard error.
+
+    Φ = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out           (matrix models: module docstring)
+
+    Args:
+        model: Any model with a channel.
+        alpha: Sample complexity, a number > 0 (as in `state_evolution`).
+        overlap: Q (P, P), a number (times the second moment S), or a Solution; 0 ⪯ Q ≺ S.
+        key: Random key of the outer average. Differences of Φ at one key are much sharper than Φ
+            itself. Matrix models need none.
+        averages: `smi.Averages(points, nets)`; the spread of the nets is the standard error.
+            Default 8192 points in 8 nets.
+
+    Returns:
+        An `Estimate` (value, stderr). At a fixed point the error of Q̂ enters to second order only.
+        Matrix models, whose functions are explicit, have no statistical error.
+
+    Raises:
+        ValueError: For an argument out of its range, or a model without inference. Under jit the
+            answer is NaN.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> value = smi.free_entropy(smi.links.linear(1.0), 1.0, 0.0, key=jax.random.key(0))
+        >>> round(float(value.value), 2)  # -½ - ½ log 4π + ½ q̂ - ½ log(1 + q̂), q̂ = 1/2
+        -1.72
+
+    Cost:
+        `points` posteriors.
+
+    Source:
+        [TCDKZ25], [theory: multi-index, Eqs. (49), (51)].
+    """
+    model = model_argument(model, "inference")
+    alpha = validate.number("alpha", alpha, POSITIVE)
+    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
+    S = model.prior.second_moment(model.indices)
+    overlap = overlap.overlap if isinstance(overlap, Solution) else overlap
+    Q = validate.overlap("overlap", overlap, S)
+    if key is not None or not model.channel.explicit:
+        key = validate.key("key", key)
+    points, nets = averages.sizes(POINTS, NETS)
+    valid = validate.valid((alpha, Q)) & validate.valid(model)
+    Q = jnp.where(valid, Q, 0.5 * S)
+    estimate = potential_at(model, alpha, Q, key, power_of_two(max(points, 2)), nets)
+    return Estimate(*(jnp.where(valid, x, nan()) for x in estimate))
+
+
+@eqx.filter_jit
+def potential_at(
+    model: AbstractModel, alpha: Array, Q: Array, key: PRNGKeyArray | None, points: int, nets: int
+) -> Estimate:
+    """`free_entropy` without its checks, `points` in each of the nets."""
+    prior = model.prior
+
+    def respond(model: AbstractModel, context: tuple[Array, PRNGKeyArray | None]) -> Response:
+        Q, key = context
+        V = model.prior.second_moment(model.indices) - Q
+        return model.channel.response(Q, V, key=key, points=points, nets=nets)
+
+    explicit = model.channel.explicit
+    # exact functions have derivatives of any order, by the rules of JAX
+    fixed = Q if explicit else frozen(Q)
+    at = (fixed, key)
+    response = respond(model, at) if explicit else implicit.forwards(respond, model, at)
+    Qhat = alpha * symmetric(response.mean)
+    value = prior.entropy_term(fixed, Qhat) + alpha * jnp.mean(response.log_partition)
+    pull = prior.weight * (prior.overlap(Qhat) - fixed)
+    # to first order in the fluctuations of Q̂ and of log Z_out
+    change = jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull)
+    each = frozen(alpha * (change + response.log_partition))
+    stderr = jnp.std(each, ddof=1) / jnp.sqrt(float(nets))
+    if not explicit:
+        value = implicit.not_differentiable(value, model, unless=model.channel.pathwise)
+        # dΦ by its equation, as the points of labels that jump with Q miss the jumps
+        slope = alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian)
+        value = implicit.with_slope(value, Q, slope)
+    return Estimate(value, stderr)

@@ -153,21 +153,15 @@ class LabelAverages(eqx.Module):
         channel = self.model.channel
         outcomes = channel.outcomes
         assert outcomes is not None
-        copies, count = len(outcomes), len(omega)
-        repeated = lambda a: jnp.concatenate([a] * copies)
-        labels = jnp.repeat(outcomes, count, axis=0)
-        known = channel.respond(channel.statistic(labels), repeated(goal), rho)
-
-        def by_rule(a: Array) -> Array:
-            """(copies R n/R, ...) with the rules first."""
-            split = a.reshape(copies, self.nets, -1, *a.shape[1:])
-            return jnp.moveaxis(split, 0, 1).reshape(a.shape)
-
-        odds = by_rule(jnp.exp(known.log_partition)).reshape(self.nets, -1)
-        omega, goal, labels = (by_rule(a) for a in (repeated(omega), repeated(goal), labels))
+        copies = len(outcomes)
+        labels = jnp.tile(outcomes, (len(omega), *[1] * (outcomes.ndim - 1)))
+        omega, goal = (jnp.repeat(a, copies, axis=0) for a in (omega, goal))
+        # log Z of a label is its log probability, and g the teacher's score
+        known = channel.respond(channel.statistic(labels), goal, rho)
+        odds = jnp.exp(known.log_partition).reshape(self.nets, -1)
         reply = self.learner.reply(lambda _, label: label, goal, labels, omega, x.covariance)
-        weight = odds * jnp.concatenate([weight] * copies, axis=1)
-        return _Labelled(omega, goal, labels, by_rule(known.g), reply, weight)
+        weight = odds * jnp.repeat(weight, copies, axis=1)
+        return _Labelled(omega, goal, labels, known.g, reply, weight)
 
     def answers(self, x: Overlaps) -> Answers:
         """What the learner makes of the labels at the order parameters x."""
@@ -175,6 +169,7 @@ class LabelAverages(eqx.Module):
         mean, reply, omega = labelled.mean, labelled.reply, labelled.omega
         alpha, g = self.alpha, reply.g
         signal = self._signal(labelled)
+        # Stein's lemma takes the slope of g from its correlation with the fluctuation of ω
         fluctuation = omega - x.direction_overlap @ self.encoding.T
         pull = alpha * mean(jnp.einsum("npm,nqm->npq", g, fluctuation))
         half = inverse_root(x.overlap)
@@ -182,6 +177,7 @@ class LabelAverages(eqx.Module):
         divergence = -alpha * mean(jnp.einsum("npmqm->npq", reply.dg))
         outputs = jax.vmap(self.learner.network.link)(omega)
         count = labelled.weight.size
+        # `conjugation` is a mean over all samples: weights of mean one
         odds = labelled.weight.ravel() * (count / self.nets)
         return Answers(
             conjugates=Conjugates(
@@ -196,6 +192,7 @@ class LabelAverages(eqx.Module):
             test_loss=mean(self.learner.test_loss(outputs, labelled.labels)),
             error=self._error(labelled, outputs),
             envelope=mean(reply.envelope),
+            # the replicon needs second moments of ∂g, not of its mean
             squared=alpha * conjugation(reply.dg * odds[:, None, None, None, None], reply.dg),
             second=jnp.mean(mean(reply.second.astype(g.dtype))),
             residual=jnp.max(reply.error),
@@ -209,7 +206,9 @@ class LabelAverages(eqx.Module):
         channel = self.model.channel
         if channel.outcomes is not None or not self.learner.sloped:
             return by_score
+        # the score divides by ρ^{1/2}: its average is all noise where ρ vanishes
         slope = self.alpha * labelled.mean(reply.slope)
+        # labels that jump with the fields have no slope, though their average has
         moves = channel.pathwise
         return slope if moves is True else jnp.where(moves, slope, by_score)
 
@@ -218,6 +217,7 @@ class LabelAverages(eqx.Module):
         NaN where the two do not compare."""
         finite = self.model.channel.outcomes is not None
         goals = labelled.labels if finite else jax.vmap(self.model.link)(labelled.goal)
+        # a student may have other outputs than the teacher, as a margin has for a class
         if outputs[0].size != goals[0].size:
             return not_recorded((self.nets,), outputs.dtype)
         gap = outputs.reshape(len(outputs), -1) - goals.reshape(len(outputs), -1)
@@ -233,6 +233,7 @@ def remainder(x: Overlaps, truth: Truth) -> Array:
 def admissible(x: Overlaps, truth: Truth) -> Array:
     """Whether Q, V and ρ are positive definite and all is finite."""
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(x)]))
+    # eigenvalues of matrices with NaN stop the program with jax_debug_nans
     safe = jax.tree.map(lambda a: jnp.where(finite, a, 1.0), x)
     values = jnp.linalg.eigvalsh(symmetric(safe.overlap))
     definite = jnp.where(values[0] > 0.0, safe.overlap, jnp.eye(len(values)))

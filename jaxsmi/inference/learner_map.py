@@ -1,4 +1,4 @@
-r"""State evolution of a learner of indices other than Bayes: map, start and fixed point.
+r"""State evolution of learners other than Bayes: their iteration, and the map of those of indices.
 
 Equations here [Cui24; theory: empirical-risk, Eqs. (9) to (13), (20)], averages of
 inference/label_averages.py, at a fixed point x = (Q, M, V, B):
@@ -11,6 +11,7 @@ inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 
 from __future__ import annotations
 
+import abc
 from typing import ClassVar
 
 import equinox as eqx
@@ -18,19 +19,25 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, frozen, nan, nan_unless
+from jaxsmi.core.arrays import PyTree, concrete, frozen, nan, nan_unless
 from jaxsmi.core.codes import Result
 from jaxsmi.core.driver import Run
-from jaxsmi.core.options import Averages, Start
+from jaxsmi.core.options import Start
 from jaxsmi.core.results import LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.label_averages import Answers, LabelAverages, admissible
-from jaxsmi.inference.order_map import AbstractOrderMap, End, Numbers, Settings, drive
-from jaxsmi.learners.base import AbstractLearner, Conjugates, Overlaps, learner_of
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.inference.order_map import (
+    AbstractOrderMap,
+    Arguments,
+    End,
+    Numbers,
+    Settings,
+    drive,
+)
+from jaxsmi.learners.base import Conjugates, Overlaps, learner_of
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.anderson import Anderson, Place
 from jaxsmi.numerics.linear_algebra import spectral_radius
@@ -43,24 +50,60 @@ _SUSPECT = 2.0  # above which V̂ is taken by parts
 _NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
 
 
-class LearnerMap(LabelAverages, AbstractOrderMap):
-    """State evolution of a learner on labels of a teacher at one α."""
+class AbstractLearnerMap(AbstractOrderMap):
+    """The map of a learner, whose fixed point accelerated steps find.
+
+    Attributes:
+        growth: Of the part of a step that is taken (`Anderson`).
+    """
 
     solution: ClassVar[type[Solution]] = LearnerSolution
-    stationary: ClassVar[tuple[str, ...]] = ("energy", "potential")
     tolerance: ClassVar[float] = 1e-8  # relative; accelerated steps get there at no cost
+    growth: ClassVar[float] = 1.0
+
+    def value(self, x: PyTree) -> PyTree:
+        """F(x)."""
+        return self(x)[0]
+
+    @abc.abstractmethod
+    def units(self, x: PyTree) -> PyTree:
+        """The size of each order parameter, which residuals are measured by."""
+
+    @abc.abstractmethod
+    def admissible(self, x: PyTree) -> Array:
+        """The map is defined."""
+
+    @abc.abstractmethod
+    def observed(self, x: PyTree) -> Numbers:
+        """The record of a step."""
+
+    def iterate(self, start: PyTree, settings: Settings) -> Run[Place]:
+        """The end of the iteration from a start."""
+        still = frozen(self)
+        solver = Anderson(
+            map_of=still.value,
+            # derivatives come from the fixed point, not from the way to it
+            initial=lax.stop_gradient(start),
+            units=still.units,
+            admissible=still.admissible,
+            observed=still.observed,
+            tolerance=settings.tolerance,
+            accelerated=settings.newton,
+            max_steps=settings.max_steps,
+            growth=self.growth,
+        )
+        return drive(solver, settings)
+
+
+class LearnerMap(LabelAverages, AbstractLearnerMap):
+    """State evolution of a learner of indices on labels of a teacher at one α."""
+
+    stationary: ClassVar[tuple[str, ...]] = ("energy", "potential")
 
     @classmethod
-    def of(
-        cls,
-        model: AbstractModel,
-        learner: AbstractLearner,
-        alpha: Array,
-        key: PRNGKeyArray | None,
-        start: Start,
-        averages: Averages,
-    ) -> tuple[LearnerMap, Overlaps]:
-        """The map and the first order parameters, from the arguments of `state_evolution`."""
+    def of(cls, arguments: Arguments) -> tuple[LearnerMap, Overlaps]:
+        """The map and the first order parameters."""
+        model, alpha, key, start, averages, learner = arguments
         key = validate.key("key", key)
         if start.overlap is not None and start.overlap.ndim == 0:
             validate.number("start", start.overlap, validate.POSITIVE)  # before any computation
@@ -68,6 +111,7 @@ class LearnerMap(LabelAverages, AbstractOrderMap):
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
         points, nets = averages.sizes(_POINTS, _NETS, 4)
         # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
+        jumps = jnp.asarray(student.kinked or student.jumps)
         problem = cls(
             model=teacher,
             learner=student,
@@ -75,7 +119,7 @@ class LearnerMap(LabelAverages, AbstractOrderMap):
             key=key,
             points=points,
             nets=nets,
-            jumps=jnp.asarray(student.kinked or student.jumps),
+            jumps=jumps,
         )
         x = problem._initial(start)
         alpha = nan_unless(alpha, validate.valid(teacher), validate.valid(x))
@@ -163,10 +207,6 @@ class LearnerMap(LabelAverages, AbstractOrderMap):
         measured = jax.tree.map(jnp.mean, self._measured(x, answers))
         return self._next(answers)[0], vars(x) | measured
 
-    def value(self, x: Overlaps) -> Overlaps:
-        """The next order parameters."""
-        return self._next(self.answers(x))[0]
-
     def units(self, x: Overlaps) -> Overlaps:
         """The size of each order parameter: M and B by Q and what they are overlaps with."""
         truth = self.truth
@@ -178,37 +218,27 @@ class LearnerMap(LabelAverages, AbstractOrderMap):
         return jax.tree.map(lambda a, s: jnp.broadcast_to(s, a.shape), x, sizes)
 
     def admissible(self, x: Overlaps) -> Array:
-        """The map is defined."""
+        """Q, V and ρ are positive definite."""
         return admissible(x, self.truth)
+
+    def observed(self, x: Overlaps) -> Numbers:
+        """x itself."""
+        return vars(x)
 
     # Its fixed point
 
     def solve(self, start: Overlaps, settings: Settings) -> tuple[LearnerMap, Run[Place]]:
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
-        run = self._drive(start, settings)
+        run = self.iterate(start, settings)
         if not (self.learner.jumps and settings.newton):
             return self, run
         jumps = _differ(_answers(frozen(self), run.state.x), _SUSPECT)
         if concrete(jumps) and bool(jumps):
             return self, run
         problem = eqx.tree_at(lambda p: p.jumps, self, jumps)
-        end = problem._drive(run.state.x, settings)
+        end = problem.iterate(run.state.x, settings)
         return problem, Run(end.state, run.step + end.step, end.result, run.history)
-
-    def _drive(self, start: Overlaps, settings: Settings) -> Run[Place]:
-        still = frozen(self)
-        solver = Anderson(
-            map_of=still.value,
-            initial=lax.stop_gradient(start),
-            units=still.units,
-            admissible=still.admissible,
-            observed=vars,
-            tolerance=settings.tolerance,
-            accelerated=settings.newton,
-            max_steps=settings.max_steps,
-        )
-        return drive(solver, settings)
 
     def end(self, run: Run[Place]) -> End:
         """The fixed point with its error bars, from one evaluation and its derivatives."""
@@ -229,20 +259,21 @@ class LearnerMap(LabelAverages, AbstractOrderMap):
         replicon = jnp.einsum("abcd,cdef->abef", squared, answers.squared)
         stability = fixed_point.perron_value(replicon)
 
-        def carried(move: Overlaps) -> Numbers:
-            """Changes of all numbers where F changes by `move`."""
-            moved = fixed_point.resolvent(J, move)
-            still = dict.fromkeys(self.stationary, jnp.zeros(()))
-            return vars(moved) | push(moved)[1] | still
+        still = dict.fromkeys(self.stationary, jnp.zeros(()))
 
-        off = vars(jax.tree.map(jnp.zeros_like, values))
-        off |= jax.tree.map(lambda r, m: r - m, each, measured)
-        moved = jax.vmap(carried)(jax.tree.map(lambda r, v: r - v, values, value))
+        def carried(move: Overlaps, change: Numbers) -> Numbers:
+            """Changes of all numbers where F and the numbers at fixed x change by these."""
+            moved = fixed_point.resolvent(J, move)
+            through = push(moved)[1] | still
+            return vars(moved) | jax.tree.map(jnp.add, change, through)
+
+        gaps = lambda a, b: jax.tree.map(jnp.subtract, a, b)
+        moved = jax.vmap(carried)(gaps(values, value), gaps(each, measured))
+        # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
+        rest = carried(gaps(value, x), dict.fromkeys(measured, jnp.zeros(())))
         R = self.nets
-        spread = lambda a, b: jnp.sqrt(jnp.sum((a + b) ** 2, 0) / (R * (R - 1.0)))
-        # what the tolerance leaves open
-        rest = carried(jax.tree.map(lambda f, x: f - x, value, x))
-        errors = jax.tree.map(lambda a, b, c: jnp.hypot(spread(a, b), c), off, moved, rest)
+        spread = lambda a: jnp.sqrt(jnp.sum(a**2, 0) / (R * (R - 1.0)))
+        errors = jax.tree.map(lambda a, c: jnp.hypot(spread(a), c), moved, rest)
 
         code = self._code(run, answers, stability)
         sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)

@@ -1,36 +1,192 @@
-r"""The best learner of a family, by gradients of its theory: the best ridge, or shape of a loss.
+r"""All fixed points of a learner, lowest energy first, and the best learner of a family.
 
-Equation here [theory: empirical-risk, Eqs. (9), (20)]: minimise log E(p), E the test error of the
-learner with parameters p at its fixed point, whose derivative is implicit; guarded quasi-Newton
-steps (numerics/descent.py), each begun at the fixed point of the last.
+Equations here [CBKZ24; theory: empirical-risk, Eqs. (9), (20), section 4], S = E[w* w*ᵀ], G =
+U Uᵀ/D, the starts of a search for minima:
+
+    informed     Q = S,    M = 0.8 S,  B = 0
+    uninformed   Q = S,    M = 0,      B = 0
+    directions   Q = S/4,  M = 0,      B = ½ (Q G)^{1/2}
+
+(of V from small to the 1/λ of a weight that no label holds), and the global minimum of R is the
+branch of lowest energy. Gradient descent and message passing reach the branch that is connected to
+their start.
+
+The best ridge, or shape of a loss: minimise log E(p), E the test error of the learner with
+parameters p at its fixed point, whose derivative is implicit; guarded quasi-Newton steps
+(numerics/descent.py), each begun at the fixed point of the last.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree
+from jaxsmi.core.codes import Result
 from jaxsmi.core.options import Averages, Iteration, Start
-from jaxsmi.core.progress import Bar
+from jaxsmi.core.progress import Bar, tqdm
 from jaxsmi.core.results import LearnerSolution
+from jaxsmi.core.validate import check
 from jaxsmi.inference.evolution import state_evolution, validate_settings
 from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.descent import SearchEnd, minimise
+
+_NAMES = ("informed", "uninformed", "directions")
+_REACHED = (Result.SUCCESS, Result.UNSTABLE, Result.INACCURATE)
+_SAME = 1e-3  # relative distance below which two fixed points are one
+_NOTHING = 1e-6  # of an overlap that is zero
 
 _BUILD = "a function of `start` that makes a learner"
 _OBJECTIVES = ("error", "test_loss")
 _MAX_STEPS = 30
 _TOLERANCE = 1e-3  # one unit of log ridge is a sensible step
+
+
+def global_minimum(
+    model: AbstractModel,
+    alpha: ArrayLike,
+    *,
+    learner: AbstractIndexLearner,
+    key: PRNGKeyArray,
+    starts: Sequence[str | LearnerSolution] = _NAMES,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    iteration: Iteration = Iteration(max_steps=100),  # noqa: B008
+    progress: bool = False,
+) -> list[LearnerSolution]:
+    r"""Every branch of fixed points that some starts lead to, lowest energy first.
+
+    The first is the global minimum of the risk, as replica theory has it; energies of two branches
+    that cross with α are a first-order transition, where dE/dα = E 𝓜 of each.
+
+    Args:
+        model: Who makes the labels.
+        alpha: N/D, a number > 0.
+        learner: `smi.Erm(..)` (a posterior has no energy).
+        key: As in `state_evolution`: one key for all branches.
+        starts: Words ("informed", "uninformed", "directions", module docstring), or solutions to go
+            on from: a branch followed from a nearby α. Default: all three words; "directions" is
+            left out where inputs have none.
+        averages, iteration: As in `state_evolution`; default 100 steps.
+        progress: Show a bar on stderr.
+
+    Returns:
+        Solutions, distinct up to the signs of M and B: those that are fixed points by energy, then
+        those that were not reached, with their code.
+
+    Raises:
+        ValueError: For a learner without a risk, other starts, or what `state_evolution` refuses.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> learner = smi.Erm(smi.links.linear(), ridge=0.5)
+        >>> branches = smi.global_minimum(
+        ...     smi.links.linear(0.1),
+        ...     2.0,
+        ...     learner=learner,
+        ...     key=jax.random.key(0),
+        ...     averages=smi.Averages(4096),
+        ... )
+        >>> [round(float(branch.energy), 3) for branch in branches]
+        [0.244]
+
+    Cost:
+        One to four runs of `state_evolution` for each start.
+
+    Source:
+        [CBKZ24], [theory: empirical-risk, section 4].
+    """
+    alpha = validate.number("alpha", alpha, validate.POSITIVE)
+    key = validate.key("key", key)
+    validate_settings(averages, iteration, progress)
+    allowed = f"words of {_NAMES}, or solutions of state_evolution with a learner"
+    starts = validate.sequence("starts", starts, allowed)
+    for start in starts:
+        known = isinstance(start, LearnerSolution) or start in _NAMES
+        check(known, "starts", start, allowed)
+    # last: the examination of a loss (smooth, convex) takes seconds
+    student, teacher = learner_of(learner, model)
+    allowed = "smi.Erm(..): the posterior of another model has no energy"
+    check(jnp.isfinite(student.decay), "learner", learner, allowed)
+    settings = {"learner": student, "averages": averages, "iteration": iteration}
+    reached: list[LearnerSolution] = []
+    missed: list[LearnerSolution] = []
+    words = [s for s in starts if s != "directions" or teacher.inputs is not None]
+    for start in tqdm(words, desc="branches", leave=False, disable=not progress):
+        for begin in _starts(start, teacher, student):
+            last = _learner_solution(model, alpha, key, start=begin, **settings)
+            if _is_sought(last, start):
+                break
+        if int(last.result) not in _REACHED:
+            missed.append(last)
+        elif not any(_same(last, other) for other in reached):
+            reached.append(last)
+    return sorted(reached, key=lambda s: float(jnp.asarray(s.energy))) + missed
+
+
+def _learner_solution(
+    model: AbstractModel, alpha: Array, key: PRNGKeyArray, **settings: Any
+) -> LearnerSolution:
+    solution = state_evolution(model, alpha, key=key, **settings)
+    assert isinstance(solution, LearnerSolution)
+    return solution
+
+
+def _order(solution: LearnerSolution) -> tuple[Array, ...]:
+    """Q, M, V and B, as arguments of `Start` that no derivative comes from."""
+    names = ("overlap", "teacher_overlap", "covariance", "direction_overlap")
+    return tuple(lax.stop_gradient(getattr(solution, name)) for name in names)
+
+
+def _starts(
+    start: str | LearnerSolution, teacher: IndexModel, learner: AbstractIndexLearner
+) -> list[Start]:
+    """Order parameters to begin at, one after the other until a fixed point of that kind is
+    reached: both of a stiff and of a loose V, as either basin may be narrow."""
+    if isinstance(start, LearnerSolution):
+        return [Start(*_order(start))]
+    # half of V where no label holds the weights
+    loose = 0.5 / max(float(learner.decay), 1e-3)
+    if start == "directions":
+        assert teacher.inputs is not None
+        S = teacher.prior.second_moment(teacher.indices)
+        Q = float(jnp.trace(S)) / teacher.indices
+        G = np.diag(np.asarray(teacher.inputs.gram)).clip(0.0)
+        # weights that share their norm among the directions
+        B = np.ones((learner.network.indices, 1)) * np.sqrt(Q * G / len(G))
+        identity = np.eye(learner.network.indices)
+        return [
+            Start(part * Q * identity, 0.0, V, share * np.sqrt(part) * B)
+            for part, share, V in ((0.25, 0.5, loose), (1.0, 0.5, 0.5), (0.25, 0.8, loose))
+        ]
+    M = 0.8 if start == "informed" else 0.0
+    return [Start(part, M * part, V, 0.0) for part, V in ((1.0, 0.5), (0.25, loose))]
+
+
+def _is_sought(solution: LearnerSolution, start: str | LearnerSolution) -> bool:
+    """A run ended at a fixed point, and of the kind that its start names."""
+    reached = int(solution.result) in _REACHED
+    learned = jnp.max(jnp.abs(jnp.asarray(solution.direction_overlap)), initial=0.0) > _NOTHING
+    return reached and (start != "directions" or bool(learned))
+
+
+def _same(one: LearnerSolution, other: LearnerSolution) -> bool:
+    """Two fixed points agree, up to signs of the rows of M and B."""
+    size = float(jnp.sqrt(jnp.max(jnp.abs(one.overlap))))
+    scales = (size**2, size, float(jnp.max(jnp.abs(one.covariance))), size)
+    pairs = zip(_order(one), _order(other), scales, strict=True)
+    return all(np.all(np.abs(np.abs(a) - np.abs(b)) <= _SAME * scale) for a, b, scale in pairs)
 
 
 class LearnerSearch(SearchEnd):
@@ -107,16 +263,14 @@ def search_learner(
 
     def solve(parameters: PyTree, begin: Start) -> LearnerSolution:
         settings = {"learner": build(parameters), "start": begin, "averages": averages}
-        solution = state_evolution(model, alpha, key=key, **settings)
-        assert isinstance(solution, LearnerSolution)
-        return solution
+        return _learner_solution(model, alpha, key, **settings)
 
     @eqx.filter_jit
     @functools.partial(jax.value_and_grad, has_aux=True)
     def logarithm(
         parameters: PyTree, last: LearnerSolution
     ) -> tuple[Array, tuple[Array, LearnerSolution]]:
-        solution = solve(parameters, _continued(last))
+        solution = solve(parameters, Start(*_order(last)))
         number = getattr(solution, name)
         return jnp.log(number), (number, solution)
 
@@ -131,9 +285,3 @@ def search_learner(
             bar=bar,
         )
     return LearnerSearch(**vars(end), solution=best.extra)
-
-
-def _continued(last: LearnerSolution) -> Start:
-    """The fixed point of the last evaluation, as a start."""
-    names = ("overlap", "teacher_overlap", "covariance", "direction_overlap")
-    return Start(*(lax.stop_gradient(getattr(last, name)) for name in names))

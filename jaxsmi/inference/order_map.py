@@ -1,4 +1,4 @@
-r"""State evolution as a map of order parameters, and the one end of its iteration.
+r"""State evolution as a map of order parameters: the interface, and the map of Bayes.
 
 Equations here [theory: numerics, Eqs. (19), (23)], F the map of the order parameters x = (Q, M, V,
 B), J its Jacobian, F_r the map by the points of one net, n(x) the numbers that a solution reports:
@@ -6,32 +6,64 @@ B), J its Jacobian, F_r the map by the points of one net, n(x) the numbers that 
     x = F(x),   δx_r = (I - J)^{-1} (F_r - F)        error bars
     dx = (I - J)^{-1} ∂_θF dθ,   dn = ∂_θn dθ + ∂_x n dx        derivatives
 
-Bayes is the learner with M = Q, V = S - Q and B = 0, so that its x is V alone; of matrices x is one
-number, or two. A map knows its averages, its iteration and its error bars; `finish` adds
-derivatives, result codes and masks, the same for all of them.
+Bayes is the learner with M = Q, V = S - Q and B = 0, so that its x is V alone: one step of undamped
+message passing [TCDKZ25; theory: multi-index, Eqs. (43), (45), (46), (55)], S the second moment of
+the prior, Λ the precision of side information:
+
+    V ↦ prior.mmse(Q̂),   Q̂ = α channel.response(S - V) + Λ
+
+With an orthonormal basis U (P, k) of the learned directions only they carry an overlap, and the
+map is one of the (k, k) matrix V on them:
+
+    Q = U (Uᵀ S U - V) Uᵀ,   V ↦ Uᵀ prior.mmse(U Q̂ Uᵀ) U,   Q̂ = α Uᵀ channel.response(Q) U + Λ
 """
 
 from __future__ import annotations
 
 import abc
+import warnings
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import PyTree, frozen, nan
-from jaxsmi.core.codes import Result
+from jaxsmi.channels.base import Response
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import PyTree, arithmetic, frozen, nan, nan_unless
+from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import AbstractSolver, Run, init_run, run_solver
+from jaxsmi.core.options import Averages, Start
 from jaxsmi.core.results import Solution
+from jaxsmi.core.validate import check
+from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics import implicit
-from jaxsmi.numerics.fixed_point import resolvent
+from jaxsmi.numerics import fixed_point, implicit
+from jaxsmi.numerics.linear_algebra import symmetric
+from jaxsmi.numerics.nets import power_of_two
+
+_MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
+_START = 1e-3  # overlap of an uninformed start: zero is a fixed point of even links
+POINTS = 8192  # empirical: standard error 1e-3 for two layers at α = .5
+NETS = 8
 
 _State = TypeVar("_State")
 
 Numbers = dict[str, Array]  # fields of a solution by name
+
+
+class Arguments(NamedTuple):
+    """Arguments of `state_evolution`, which a map and its start are made of; `learner`: None of
+    Bayes."""
+
+    model: AbstractModel
+    alpha: Array
+    key: PRNGKeyArray | None
+    start: Start
+    averages: Averages
+    learner: AbstractLearner | None = None
 
 
 class Settings(NamedTuple):
@@ -57,7 +89,8 @@ class End(eqx.Module):
 
 
 class AbstractOrderMap(eqx.Module):
-    """The map of the order parameters of one learner at one α.
+    """The map of the order parameters of one learner at one α; `of(arguments)` makes a map and its
+    start.
 
     Attributes:
         solution: The class of what `finish` returns.
@@ -147,6 +180,7 @@ def _differentiable(problem: AbstractOrderMap, end: End, code: Array) -> Numbers
     fixed x where the signal is recovered, NaN where x is marginal or was not reached."""
     recovered = code == Result.RECOVERED
     fixed = (code == Result.SUCCESS) | (code == Result.INACCURATE) | (code == Result.UNSTABLE)
+    # UNSTABLE is a fixed point of the replica-symmetric map, whose derivative exists all the same
     weight = jnp.where(fixed | recovered, 1.0, nan())
     context = (end.x, _at_recovery(end.numbers, recovered), end.jacobian, weight, recovered)
 
@@ -162,11 +196,190 @@ def _differentiable(problem: AbstractOrderMap, end: End, code: Array) -> Numbers
     ) -> tuple[PyTree, Numbers]:
         (x, J), (*_, weight, recovered) = prepared, context
         slope, explicit = problem.tangent(x, directions)
-        moved = resolvent(J, slope)
+        moved = fixed_point.resolvent(J, slope)
+        # recovered V stays zero: the resolvent of an iteration that never ended means nothing
         moved = jax.tree.map(lambda a: jnp.where(recovered, 0.0, weight * a), moved)
         through = jax.jvp(problem.numbers, (x,), (moved,))[1]
+        # exactly zero: their slopes at an end within the tolerance are rounding times large moves
         through |= {k: jnp.zeros_like(through[k]) for k in problem.stationary}
         total = jax.tree.map(lambda a, b: weight * (a + b), explicit, through)
         return moved, _at_recovery(total, recovered)
 
     return implicit.differentiable(solve, push, problem, context, prepare, twice=problem.twice)[1]
+
+
+class OverlapMap(AbstractOrderMap):
+    """State evolution of a model at one α, as a map of V (k, k) on the learned directions.
+
+    Args:
+        model: A model whose channel has a response.
+        alpha: Sample complexity N/D, an array of no dimension.
+        key: Random key of the outer average: the map is one smooth function for each key.
+        points: Points in each net of the outer average.
+        nets: Independent nets, R; the map returns R replicas of its value.
+        side_information: Precision Λ that is added to Q̂, times the identity. Default 0.
+        learned: Orthonormal basis U (P, k) of the learned directions. Default all of them.
+    """
+
+    tolerance: ClassVar[float] = 1e-4  # a tenth of the usual statistical error
+    model: AbstractModel
+    alpha: Array
+    key: PRNGKeyArray
+    points: int = eqx.field(static=True)
+    nets: int = eqx.field(static=True)
+    side_information: Array | float = 0.0
+    learned: Array | None = None
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> tuple[OverlapMap, Array]:
+        """The map and the first V."""
+        model, alpha, key, start, averages, _ = arguments
+        key = validate.key("key", key)
+        if start.overlap is not None and start.overlap.ndim == 0:
+            validate.number("start", start.overlap, validate.FRACTION)  # before any computation
+        if model.metric.ansatz is not None:
+            warnings.warn(model.metric.ansatz, stacklevel=3)
+        numbers = (start.teacher_overlap, start.variance, start.direction_overlap)
+        allowed = "an overlap alone without a learner: Bayes has M = Q and V = S - Q"
+        check(all(x is None for x in numbers), "start", start, allowed)
+        points, nets = averages.sizes(POINTS, NETS, 2)
+        strength = start.side_information
+        S = model.prior.second_moment(model.indices)
+        xp = arithmetic(S)
+        S = xp.asarray(S)
+        prior_overlap = xp.asarray(model.prior.mean_overlap(model.indices))
+        uninformed = prior_overlap + _START * (S - prior_overlap)
+        Q = validate.overlap("start", uninformed if start.overlap is None else start.overlap, S)
+        # outside jit all of this holds; inside, a bad value becomes a bad α: the code INVALID
+        alpha = nan_unless(alpha, validate.valid((Q, strength)), validate.valid(model))
+        side = strength / (1.0 - strength)
+        V = jnp.asarray(S - arithmetic(S, Q).asarray(Q))
+        return cls(model, alpha, key, power_of_two(max(points, 2)), nets, side), V
+
+    # The map
+
+    def restrict(self, X: Array) -> Array:
+        """Uᵀ X U: a (P, P) matrix on the learned directions."""
+        return X if self.learned is None else self.learned.T @ X @ self.learned
+
+    def embed(self, X: Array) -> Array:
+        """U X Uᵀ: a matrix on the learned directions, in all of them."""
+        return X if self.learned is None else self.learned @ X @ self.learned.T
+
+    @property
+    def second_moment(self) -> Array:
+        """S on the learned directions (k, k): the largest V."""
+        return self.restrict(self.model.prior.second_moment(self.model.indices))
+
+    def overlaps(self, V: Array) -> tuple[Array, Array]:
+        """Q and S - Q, both (P, P), that belong to V on the learned directions."""
+        Q = self.embed(self.second_moment - V)
+        if self.learned is None:
+            return Q, V
+        return Q, self.model.prior.second_moment(self.model.indices) - Q
+
+    def evaluate(self, V: Array) -> fixed_point.Evaluation:
+        """The value of the map at V, its Jacobian, and one replica for each net.
+
+        The Jacobian is that of the infinite average, d response[dQ] = E Σ ∂g dQ ∂gᵀ.
+        """
+        Q, covariance = self.overlaps(symmetric(V))
+        response = self.model.channel.response(
+            Q, covariance, key=self.key, points=self.points, nets=self.nets
+        )
+        return self.returned(V, response)
+
+    def returned(self, V: Array, response: Response) -> fixed_point.Evaluation:
+        """`evaluate`, from the channel's response at V."""
+        prior = self.model.prior
+        side = self.side_information * jnp.eye(V.shape[0], dtype=V.dtype)
+
+        def precision(replica: Array) -> Array:
+            return self.alpha * symmetric(self.restrict(replica)) + side
+
+        Qhat = precision(response.mean)
+        # nets differ little: the prior is averaged once, and its slope carries what they differ by
+        value, pull = jax.linearize(lambda A: self.restrict(prior.mmse(self.embed(A))), Qhat)
+        jacobian = self.alpha * self._restrict_tensor(response.jacobian)
+        return fixed_point.Evaluation(
+            value,
+            -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(jacobian),  # dQ = -dV
+            value + jax.vmap(lambda R: pull(precision(R) - Qhat))(response.replicas),
+            response.inaccurate,
+        )
+
+    def _restrict_tensor(self, J: Array) -> Array:
+        """A map of (P, P) matrices on the learned directions, (k, k, k, k)."""
+        U = self.learned
+        return J if U is None else jnp.einsum("pi,qj,pqrs,rk,sl->ijkl", U, U, J, U, U)
+
+    # Its fixed point
+
+    def iteration(
+        self, V0: Array, *, max_steps: int, tolerance: Array, newton: bool = True
+    ) -> fixed_point.Iteration:
+        """The iteration of the map from V0 (k, k)."""
+        return fixed_point.Iteration(
+            map_of=self.evaluate,
+            V0=V0,
+            scale=self.second_moment,
+            tolerance=tolerance,
+            geometric=self.model.channel.noiseless,
+            newton=newton,
+            max_steps=max_steps,
+        )
+
+    def solve(
+        self, start: Array, settings: Settings
+    ) -> tuple[OverlapMap, Run[fixed_point.Iterate]]:
+        """Plain steps, and Newton steps where the map contracts."""
+        # derivatives come from the fixed point, not from the way to it
+        still, start = frozen(self), lax.stop_gradient(start)
+        steps = {"max_steps": settings.max_steps, "newton": settings.newton}
+        solver = still.iteration(start, tolerance=settings.tolerance, **steps)
+        return self, drive(solver, settings)
+
+    def __call__(self, x: Array) -> tuple[Array, Numbers]:
+        """F(V), and the numbers at V."""
+        return self.evaluate(x).value, self.numbers(x)
+
+    def numbers(self, x: Array) -> Numbers:
+        """Q, V and the plug-in error."""
+        key = jax.random.fold_in(self.key, 2)
+        error = self.model.metric.theory_error(x, key=key, points=self.points)
+        return {"overlap": self.second_moment - x, "covariance": x, "error": error}
+
+    def end(self, run: Run[fixed_point.Iterate]) -> End:
+        """The last V, with the error of the last evaluation: no other one is needed."""
+        last = run.state
+        evaluation = last.evaluation
+        success = run.result == Result.SUCCESS
+        inaccurate = success & (evaluation.inaccurate > INACCURATE_SHARE)
+        code = jnp.where(inaccurate, Result.INACCURATE, run.result)
+        code = jnp.where(success & (last.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
+        spread = fixed_point.propagated_error(evaluation.jacobian, evaluation.replicas)
+        # beside the statistical error the one that the tolerance leaves
+        stderr = jnp.where(code == Result.MAX_STEPS, nan(), jnp.hypot(spread, last.open))
+        J = evaluation.jacobian.reshape(last.V.size, last.V.size)
+        fields = {"spectral_radius": last.rho}
+        return End(last.V, self.numbers(last.V), J, {"overlap": stderr}, code, fields)
+
+    def slope(self, x: Array, jacobian: Array) -> Array:
+        """That of the average over the points, where labels move with the fields."""
+        del jacobian
+        stated = self.evaluate(x).jacobian
+        regular = self.model.channel.pathwise
+        if regular is not False:
+            Q = self.second_moment - x
+            pathwise = fixed_point.pathwise_jacobian(self.evaluate, x, Q)
+            stated = jnp.where(regular, pathwise, stated)
+        return stated.reshape(x.size, x.size)
+
+    def tangent(self, x: Array, directions: list[Array]) -> tuple[Array, Numbers]:
+        """NaN along numbers of the model where labels jump: the average along drawn labels misses
+        the jumps. That in α is exact."""
+        slope, numbers = super().tangent(x, directions)
+        count = len(implicit.numbers_of(self.model)[0])
+        moves = sum(jnp.sum(jnp.abs(d)) for d in directions[:count]) > 0.0
+        known = jnp.where(moves, self.model.channel.pathwise, True)
+        return jnp.where(known, slope, jnp.nan), numbers

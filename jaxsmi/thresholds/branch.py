@@ -17,7 +17,7 @@ from jaxsmi.channels.posterior import response_of, weighted_posteriors
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import check
-from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, roots
 from jaxsmi.numerics.linear_algebra import inverse_root, positive_part, symmetric

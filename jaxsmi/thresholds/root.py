@@ -22,7 +22,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import clamp_to_tiny
 from jaxsmi.core.codes import Result
-from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.linear_algebra import symmetric

@@ -25,8 +25,8 @@ from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.progress import Bar
 from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import POSITIVE, check
-from jaxsmi.inference.overlap_map import OverlapMap
-from jaxsmi.inference.potential import potential_at
+from jaxsmi.inference.evolution import potential_at
+from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.nets import power_of_two

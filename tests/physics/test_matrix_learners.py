@@ -11,7 +11,7 @@ from scipy import optimize
 
 import jaxsmi as smi
 from helpers import differences, runs_of, z_scores
-from jaxsmi.inference.matrix_map import MatrixLearnerMap, Order
+from jaxsmi.inference.matrix_map import MatrixLearnerMap
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 SQUARE = smi.Bilinear(1.0, 0.3, 0.1)
@@ -74,11 +74,12 @@ def test_the_response_by_parts_is_the_divergence(model, positive):
     learner = smi.MatrixErm(nuclear=0.3, ridge=0.05, positive=positive)
     theory = MatrixLearnerMap(model, jnp.asarray(0.6), None, learner)
     for e, V in ((0.2, 0.4), (0.5, 1.5), (0.05, 0.1)):
-        x = Order(jnp.log(e), jnp.log(V))
-        at = theory.at(x)
-        divergence = at.seen.pairs(at.shrinkage, 1) / at.precision
-        assert float(jnp.exp(theory(x)[0].response)) == pytest.approx(float(divergence), rel=1e-8)
-        assert float(jnp.sum(at.seen.weight)) == pytest.approx(1.0, abs=1e-8)
+        x = jnp.log(jnp.asarray([e, V]))
+        at = theory.estimate(x)
+        divergence = at.pairs(1) / at.precision
+        response = jnp.exp(theory(x)[0][1])
+        assert float(response) == pytest.approx(float(divergence), rel=1e-8)
+        assert float(jnp.sum(at.weight)) == pytest.approx(1.0, abs=1e-8)
 
 
 @SLOW

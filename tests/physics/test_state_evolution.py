@@ -18,7 +18,7 @@ import pytest
 import jaxsmi as smi
 from helpers import linear_overlap, mean_and_error, result, two_layers, z_scores
 from jaxsmi import Result
-from jaxsmi.inference.overlap_map import OverlapMap
+from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.numerics import fixed_point
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
