@@ -1,5 +1,6 @@
-"""Arguments that contradict each other, and data that a model cannot have: a ValueError before
-anything is computed, of one sentence that names the argument, what came and what is allowed.
+"""Arguments that contradict each other, data that contradict a model, and questions without theory,
+posterior or minimum: a ValueError before anything is computed, of one sentence that names the
+argument, what came and what is allowed.
 
 Single arguments of a wrong kind or range are tried by test_validation.py, for all functions.
 """
@@ -11,9 +12,11 @@ import optax
 import pytest
 
 import jaxsmi as smi
+from jaxsmi.descent.baselines import minimum_nuclear_norm
 from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Positive, Rademacher
+from jaxsmi.thresholds.branch import check_oblique
 
-KEY, NAN, SGD = jax.random.key(0), float("nan"), smi.sgd
+KEY, NAN, SGD, Start = jax.random.key(0), float("nan"), smi.sgd, smi.Start
 LINEAR, SIGN, MODULUS = smi.links.linear(0.5), smi.links.sign(), smi.links.phase_retrieval()
 TWO, SINGLE = smi.DeepAttention(depth=2, tokens=2), smi.DeepAttention(depth=1, tokens=2)
 SCORES, PARITY = smi.AttentionIndexed(2, 0.5), smi.links.square_plus_sign_parity()
@@ -102,12 +105,60 @@ def taught(teacher, student=None):
     return SGD.Initial(student, teacher=teacher)
 
 
+def passing(model, data=None, **options):
+    return smi.gamp(model, sample(model) if data is None else data, key=KEY, **options)
+
+
+def relabelled(of):
+    """Message passing of softmax scores on other labels."""
+    data = sample(SCORES)
+    return passing(SCORES, smi.Dataset(data.inputs, of(data.labels)))
+
+
+def risk(loss):
+    return evolve(SIGN, learner=smi.Erm(LINEAR, loss=loss))
+
+
+def ones(*shape):
+    return smi.Dataset(jnp.ones(shape), jnp.ones(shape[0]))
+
+
+def tokens(**law):
+    inputs = smi.Tokens(**{"encoding": [1.0, 2.0]} | law)
+    return multi(lambda z: z[0, 0] * z[0, 1], tokens=2, inputs=inputs)
+
+
+def directed(U):
+    return tokens().sample(KEY, dimension=400, alpha=0.1, teacher=W, directions=U)
+
+
+def coupled(prior):
+    """It learns z1 + z2 first."""
+    link = lambda z: jnp.abs(z[0, 0] + z[1, 0]) + 0.1 * jnp.abs(z[0, 0] - z[1, 0])
+    return multi(link, 2, noise=0.1, prior=prior)
+
+
+def oblique(prior, angle):
+    return check_oblique(coupled(prior), jnp.asarray([[np.cos(angle)], [np.sin(angle)]]))
+
+
 CORRELATED = multi(lambda z: jnp.sum(z**2), 2, prior=Gaussian([[1.0, 0.5], [0.5, 1.0]]))
 SQUARE = multi(lambda z: z[0, 0] ** 2)
-AIMED = smi.Tokens([[1.0], [1.0]], cross=[[1.0]])
-DIRECTED = multi(lambda z: z[0, 0] * z[0, 1], tokens=2, inputs=AIMED)
+DIRECTED = tokens(encoding=[[1.0], [1.0]], cross=[[1.0]])
 JUMPS = multi(lambda z: jnp.sign(z[0, 0]))
 PAIR = smi.links.linear(0.1, tokens=2)
+
+# Matrices, learners and directions of inputs
+LAYERED, THREE = smi.AttentionIndexed(2, 0.5, layers=2), smi.AttentionIndexed(3, 0.5)
+ARGMAX, ARGMAX_THREE = (smi.AttentionIndexed(tokens, 0.5, "hardmax") for tokens in (2, 3))
+LINEAR_SCORES = smi.AttentionIndexed(2, 0.5, "linear")
+BILINEAR, TALL = smi.Bilinear(1.0, 0.2, 0.1), smi.Bilinear(jnp.inf, 0.3)
+SYMMETRIC = smi.Bilinear(symmetric=True)
+NORMED = smi.links.phase_retrieval(prior=Gaussian(ONE))
+NUCLEAR, RISK = smi.MatrixErm(nuclear=0.3), smi.Erm(ridge=0.1)
+LOGISTIC = smi.Erm(LINEAR, loss=smi.losses.logistic)
+AWARE = tokens(cross=[0.6])  # the teacher overlaps with a direction of the inputs
+W = jax.random.normal(KEY, (1, 400))
 
 # What the message begins with, as a regular expression, and the call.
 MODELS = [
@@ -222,7 +273,7 @@ INFERENCE = [
     ("start", lambda: gamp(LINEAR, start=WIDE)),
     ("start", lambda: gamp(LINEAR, start=np.ones(7))),
     ("teacher", lambda: gamp(LINEAR, start="informed")),
-    ("teacher", lambda: gamp(LINEAR, start=smi.Start(side_information=0.1))),
+    ("teacher", lambda: gamp(LINEAR, start=Start(side_information=0.1))),
     ("key", lambda: smi.gamp(LINEAR, DATA)),
     (r"model: .*noise > 0", lambda: gamp(deep(ranks=3), PAIRS, MANY)),
     (r"model: .*one head in the last layer", lambda: gamp(deep(heads=(1, 2)), PAIRS, MANY)),
@@ -324,7 +375,97 @@ SGD_ROWS = [
     ("key", lambda: run(key=jax.random.split(KEY, 0))),
     ("model", lambda: run(smi.Bilinear())),
 ]
+MATRICES = [
+    ("model: .*3 layer", lambda: evolve(smi.AttentionIndexed(2, 0.5, layers=3))),
+    ("model: .*3 layer", lambda: passing(smi.AttentionIndexed(2, 0.5, layers=3))),
+    ("teacher", lambda: passing(SCORES, sample(LAYERED))),
+    ("model: .*hardmax with two tokens", lambda: passing(ARGMAX_THREE)),
+    ("model: .*hardmax with two tokens", lambda: evolve(ARGMAX_THREE)),
+    ("data.labels", lambda: relabelled(lambda y: jnp.ones((25, 3, 3)) / 3)),
+    ("labels: .*sum one", lambda: relabelled(lambda y: 1.1 * y)),
+    ("labels: .*positive", lambda: relabelled(lambda y: y.at[0, 0].set(jnp.array([0.0, 1.0])))),
+    ("labels: .*single one", lambda: passing(ARGMAX, sample(SCORES))),
+    ("labels: .*symmetric", lambda: passing(LINEAR_SCORES, sample(SCORES))),
+    ("precision", lambda: passing(SCORES, learner=smi.Bayes(precision="controlled"))),
+    ("calibrate", lambda: passing(SCORES, learner=smi.Bayes(calibrate=True))),
+    ("key: got None", lambda: smi.gamp(ARGMAX, sample(ARGMAX))),
+    ("key", lambda: smi.generalization_error(THREE, jnp.ones((1, 1)))),
+    ("R: .*symmetric", lambda: SCORES.prior.denoise(jnp.arange(16.0).reshape(4, 4), 1.0)),
+    ("model: .*a model of indices", lambda: smi.weak_recovery(SCORES, key=KEY)),
+    ("model: .*a model of indices", lambda: smi.staircase(SCORES, key=KEY)),
+    ("model: .*a model of indices", lambda: smi.first_order(SCORES, key=KEY)),
+    ("fit", lambda: smi.averaged(train(SCORES, sample(SCORES)), np.eye(6))),
+    ("start", lambda: evolve(SCORES, start=Start(side_information=0.5))),
+    ("start", lambda: evolve(BILINEAR, start=0.5)),
+    ("averages", lambda: evolve(BILINEAR, averages=smi.Averages(8192))),
+    ("tolerance", lambda: evolve(SCORES, iteration=smi.Iteration(tolerance=1e-4))),
+    ("aspect_ratio", lambda: smi.Bilinear(2.0, 0.2, symmetric=True)),
+    ("aspect_ratio", lambda: sample(TALL)),
+    ("inputs", lambda: passing(smi.Bilinear(2.0), ones(5, 10, 10))),
+    ("inputs", lambda: passing(SYMMETRIC, smi.Dataset(np.tile(np.tri(10), (5, 1, 1)), np.ones(5)))),
+    ("model", lambda: minimum_nuclear_norm(BILINEAR, ones(5, 10, 10))),
+    ("data", lambda: minimum_nuclear_norm(smi.Bilinear(), ones(101, 10, 10))),
+    ("start", lambda: passing(BILINEAR, start="spectral")),
+]  # fmt: skip
+LEARNERS = [
+    ("loss", lambda: evolve(SIGN, learner=RISK)),  # the gradient of a sign vanishes
+    ("loss", lambda: risk(lambda p, y: p - y)),
+    ("loss", lambda: risk(lambda p, y: jnp.sum(jnp.log(p)))),
+    ("loss", lambda: risk(lambda p, y: jnp.sum(jnp.abs(p - y)))),
+    ("student", lambda: evolve(SIGN, learner=smi.Erm(smi.DeepAttention(1, 2)))),
+    ("model", lambda: evolve(SCORES, learner=LOGISTIC)),
+    ("model", lambda: evolve(BILINEAR, learner=RISK)),
+    ("teacher_overlap",
+     lambda: evolve(SIGN, learner=LOGISTIC, start=Start(0.5, teacher_overlap=0.9))),
+    ("start", lambda: evolve(SIGN, start=Start(teacher_overlap=0.5))),
+    ("model", lambda: smi.Mismatched(smi.MultiIndex(lambda z: z[0, 0], indices=1))),
+    ("learner", lambda: smi.global_minimum(SIGN, 1.0, learner=smi.Mismatched(LINEAR), key=KEY)),
+    ("student", lambda: smi.MatrixErm.of_weight_decay(LINEAR, 0.1)),
+    ("student", lambda: smi.MatrixErm.of_weight_decay(TALL, 0.1)),
+    ("model", lambda: evolve(SCORES, learner=NUCLEAR)),
+    ("model", lambda: evolve(LINEAR, learner=NUCLEAR)),
+    ("model", lambda: evolve(TALL, learner=NUCLEAR)),
+    ("start", lambda: evolve(BILINEAR, learner=NUCLEAR, start=0.5)),
+    ("start", lambda: evolve(BILINEAR, learner=NUCLEAR, start=Start(teacher_overlap=0.5))),
+    ("data.model", lambda: NUCLEAR.risk(jnp.ones((6, 6)), sample(LINEAR))),
+    ("weights", lambda: NUCLEAR.risk(jnp.ones((6, 5)), sample(BILINEAR))),
+]  # fmt: skip
+DIRECTIONS = [
+    ("gram", lambda: tokens(gram=jnp.eye(2))),
+    ("cross", lambda: tokens(cross=jnp.ones((1, 2)))),
+    ("cross", lambda: tokens(cross=[1.5])),
+    ("cross", lambda: tokens(cross=[0.5, 0.5])),
+    ("encoding", lambda: tokens(encoding=[1.0, 2.0, 3.0])),
+    ("directions", lambda: sample(SIGN, directions=np.eye(5))),
+    ("directions", lambda: sample(tokens(), directions=jnp.ones((1, 8)))),
+    ("directions", lambda: smi.Stream(tokens(), jnp.ones((1, 9)))),
+    # 900 where G = 1, and one that is the teacher where R* = 0
+    ("directions", lambda: directed(30.0 * jnp.ones((1, 400)))),
+    ("directions", lambda: directed(W)),
+    # a posterior does not know that the teacher overlaps with directions of its inputs
+    ("inputs", lambda: evolve(AWARE)),
+    ("inputs", lambda: passing(AWARE, sample(AWARE))),
+    ("direction_overlap", lambda: evolve(AWARE, learner=RISK, start=Start(direction_overlap=1.5))),
+]  # fmt: skip
+SPECTRA = [
+    ("model", lambda: smi.spectral_overlap(SIGN, 1.0, key=KEY)),
+    ("model", lambda: smi.spectral_overlap(BILINEAR, 1.0, key=KEY)),
+    ("norm", lambda: smi.spectral(NORMED, sample(NORMED), key=KEY, norm=True)),
+    ("side_information",
+     lambda: passing(MODULUS, start=Start(weights="spectral", side_information=0.5))),
+]  # fmt: skip
+THRESHOLDS = [
+    ("model: .*noiseless link", lambda: smi.weak_recovery(smi.links.product(3), key=KEY)),
+    ("model", lambda: smi.recovery_threshold(SIGN)),
+    (".*prior", lambda: smi.recovery_threshold(smi.links.phase_retrieval(prior=Rademacher()))),
+    ("alpha: .*increasing", lambda: smi.first_order(MODULUS, key=KEY, alpha=[2.0, 1.0, 3.0])),
+    # priors that tie an oblique direction to others
+    ("model: .*oblique", lambda: oblique(Rademacher(), np.pi / 4)),
+    ("model: .*oblique", lambda: oblique(Rademacher(), np.arctan(0.5))),
+    ("model: .*oblique", lambda: oblique(BernoulliGauss(0.2), np.pi / 4)),
+]  # fmt: skip
 ROWS = [*MODELS, *PRIORS, *DATA_SETS, *INFERENCE, *TRAINING, *SGD_ROWS]
+ROWS += [*MATRICES, *LEARNERS, *DIRECTIONS, *SPECTRA, *THRESHOLDS]
 NAMES = [f"{k}-{said.partition(':')[0]}" for k, (said, _) in enumerate(ROWS)]
 
 
@@ -361,3 +502,18 @@ def test_links_without_inference_still_sample(model):
 )
 def test_links_that_read_traced_places_are_allowed(link):
     assert multi(link, 2, noise=0.1).indices == 2
+
+
+def test_coordinates_and_gaussian_priors_may_be_learned_first():
+    for prior in (Rademacher(), BernoulliGauss(0.2)):
+        for angle in (0.0, np.pi / 2):
+            oblique(prior, angle)
+    oblique(Gaussian(), np.pi / 4)
+
+
+@pytest.mark.slow
+def test_the_staircase_of_an_oblique_link_needs_a_gaussian_prior():
+    few = {"key": KEY, "averages": smi.Averages(2**9, 2), "alpha_max": 1.0}
+    with pytest.raises(ValueError, match=r"^model: got .*oblique"):
+        smi.staircase(coupled(Rademacher()), **few)
+    assert smi.staircase(coupled(Gaussian()), **few)
