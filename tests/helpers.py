@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxsmi as smi
 from jaxsmi.channels.attention_link import hardmax
@@ -105,6 +106,11 @@ def assert_measured(solution, known, accuracy, largest):
 def result(solution):
     """The result code of one solution, by name."""
     return smi.Result(int(solution.result))
+
+
+def slow_but(names, *quick):
+    """Parameters of a test, of which all but the quick ones run with the slow tests."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 def keys(count, seed=0):

@@ -97,6 +97,10 @@ def retrieval():
     return smi.links.phase_retrieval()
 
 
+def two_layers():
+    return smi.DeepAttention(2, 2)
+
+
 def softmax():
     return smi.AttentionIndexed(2, 0.5)
 

@@ -23,17 +23,10 @@ class Layers(eqx.Module):
 
 
 def solution(
-    kind="state_evolution",
-    alpha=1.2,
-    steps=7,
-    recorded=10,
-    result=Result.SUCCESS,
-    moment=1.0,
-    key=None,
+    kind="state_evolution", alpha=1.2, steps=7, result=Result.SUCCESS, moment=1.0, key=None
 ):
-    """Two layers whose overlaps rise geometrically, with
-    `recorded - steps` empty rows of history."""
-    step = np.arange(1.0, recorded + 1)
+    """Two layers whose overlaps rise geometrically, with `10 - steps` empty rows of history."""
+    step = np.arange(1.0, 11.0)
     overlap = moment * np.array([np.diag([1 - 0.9**t, 1 - 0.5**t]) for t in step])
     overlap[:, 0, 1] = overlap[:, 1, 0] = 0.01
     history = {
@@ -47,22 +40,23 @@ def solution(
         history["loudest"] = np.arange(3.0) + step[:, None]  # what a user asked to record
     for values in history.values():
         values[steps:] = np.nan
-    return Solution(
-        overlap=jnp.asarray(overlap[steps - 1]),
-        stderr=jnp.asarray(np.full((2, 2), 0.01 if kind != "gamp" else 0.0)),
-        error=jnp.asarray(0.25),
-        alpha=jnp.asarray(alpha),
-        steps=jnp.asarray(steps),
-        residual=jnp.asarray(0.5**steps),
-        result=jnp.asarray(int(result)),
-        history={name: jnp.asarray(values) for name, values in history.items()},
-        covariance=jnp.asarray(history["covariance"][steps - 1]),
-        spectral_radius=jnp.asarray(0.5),
-        weights=jnp.arange(8.0).reshape(2, 4) if kind == "gamp" else None,
-        model=Layers(jnp.array([1.0, 0.5])),
-        key=jax.random.key(3) if key is None else key,
-        kind=kind,
-    )
+    arrays = {
+        "overlap": overlap[steps - 1],
+        "stderr": np.full((2, 2), 0.01 if kind != "gamp" else 0.0),
+        "covariance": history["covariance"][steps - 1],
+        "weights": np.arange(8.0).reshape(2, 4) if kind == "gamp" else None,
+        "history": history,
+    }
+    numbers = {"alpha": alpha, "steps": steps, "residual": 0.5**steps, "result": int(result)}
+    arrays |= numbers | {"error": 0.25, "spectral_radius": 0.5}
+    key = jax.random.key(3) if key is None else key
+    model = Layers(jnp.array([1.0, 0.5]))
+    return Solution(**jax.tree.map(jnp.asarray, arrays), model=model, key=key, kind=kind)
+
+
+def curve():
+    """Solutions at three alpha, not in order."""
+    return [solution(alpha=alpha, steps=steps) for alpha, steps in ((0.9, 8), (0.3, 4), (0.6, 6))]
 
 
 def data(teacher=True):

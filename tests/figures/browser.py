@@ -1,17 +1,13 @@
-"""Does a page open in a headless browser? Broken images and messages of its console: `python
-tests/figures/browser.py PAGE`.
+"""What a headless browser says of a page: broken images, and messages of its console.
 
-A copy of the page beside it, with a script that counts its images once they are loaded, is what is
-opened; then the page itself.
+A copy of the page beside it, with a script that counts its images once they are loaded, is opened.
 """
 
 import html
 import json
-import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -37,24 +33,11 @@ def browser():
 def _open(address, *flags):
     with tempfile.TemporaryDirectory() as profile:
         command = [
-            browser(),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--enable-logging=stderr",
-        ]
-        command += [
-            f"--user-data-dir={profile}",
-            "--virtual-time-budget=10000",
-            *flags,
-            address,
-        ]
+            browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            "--enable-logging=stderr", f"--user-data-dir={profile}",
+            "--virtual-time-budget=10000", *flags, address,
+        ]  # fmt: skip
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-
-
-def _file(page):
-    return page.resolve().as_uri()
 
 
 def _messages(done):
@@ -67,41 +50,14 @@ def visit(address):
     return done.stdout, _messages(done)
 
 
-def counted(page, width=1280, address=_file):
+def counted(page, address):
     """What the script counts on a page, and the messages of the console; `address` of a path, where
-    it is served.
-    """
+    it is served."""
     copy = page.with_name("counted-" + page.name)
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", _COUNT), encoding="utf-8")
     try:
-        done = _open(address(copy), "--dump-dom", f"--window-size={width},1000")
+        done = _open(address(copy), "--dump-dom", "--window-size=1280,1000")
     finally:
         copy.unlink()
     found = re.search(r'<pre id="counted"[^>]*>(.*?)</pre>', done.stdout, re.DOTALL).group(1)
     return json.loads(html.unescape(found)), _messages(done)
-
-
-def inspect(page, width=1280):
-    """(images, broken ones, images without a text, whether the page is wider than its window,
-    messages of the console).
-    """
-    page = pathlib.Path(page)
-    found, messages = counted(page, width)
-    messages += visit(_file(page))[1]
-    return found["images"], found["broken"], found["silent"], found["wide"], messages
-
-
-def screenshot(page, picture, width=1280, height=2000):
-    """A picture of the top of the page."""
-    address = page if str(page).startswith("http") else _file(pathlib.Path(page))
-    _open(address, f"--screenshot={picture}", f"--window-size={width},{height}")
-
-
-if __name__ == "__main__":
-    counted, broken, silent, wide, messages = inspect(sys.argv[1])
-    print(
-        f"{counted} images; broken: {broken or 'none'}; without text: {silent}; wider than the "
-        f"window: {wide}"
-    )
-    print(f"console: {messages or 'silent'}")
-    sys.exit(bool(broken or silent or messages))

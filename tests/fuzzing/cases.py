@@ -46,35 +46,38 @@ PARTS = {
     "overlaps": ("M", "Q"),
 }
 
-# The kind of an argument of this name, unless a case says otherwise. One whose default is None may
-# be None, too.
-KINDS = {
-    "A": "array", "Qhat": "array", "activation": "choice", "alpha": "positive",
-    "alpha_max": "positive", "aspect_ratio": "positive or inf", "averages": "object",
-    "b": "array", "beta": "positive", "build": "function", "calibrate": "flag",
-    "channel": "object", "convex": "flag", "covariance": "array", "cross": "array",
-    "data": "object", "degree": "count", "depth": "count", "dimension": "count",
-    "direction_overlap": "array", "directions": "array", "dtype": "type", "encoding": "array",
-    "every": "count", "fit": "object", "function": "function", "generative": "flag",
-    "gradient": "object", "gram": "array", "heads": "count", "indices": "count",
-    "inputs": "array", "iteration": "object", "key": "key", "labels": "array",
-    "layers": "count", "leak": "real", "learner": "object", "length": "count",
-    "level": "open unit", "link": "function", "log_likelihood": "function", "loss": "function",
-    "max_nodes": "count", "max_steps": "count", "mesh": "object", "model": "object",
-    "monitor": "object", "name": "name", "nets": "count", "noise": "non-negative",
-    "noises": "positive array", "normalised": "flag", "nuclear": "non-negative",
-    "objective": "choice", "outcomes": "array", "output": "function",
-    "overlap": "overlap", "patience": "count", "penalty": "non-negative array",
-    "points": "count", "positive": "flag", "prior": "object", "progress": "flag?",
-    "prox": "function", "quick": "flag", "rank_ratio": "positive", "ranks": "count",
-    "rate": "non-negative", "record": "function", "repeats": "count", "ridge": "non-negative",
-    "sampler": "function", "samples": "count", "seeds": "count", "signal": "array",
-    "skip": "non-negative array", "squared": "flag", "starts": "function", "steps": "count",
-    "store": "flag", "strength": "fraction", "student": "object", "symmetric": "flag",
-    "target": "function", "teacher": "array", "teacher_overlap": "array", "test": "object",
-    "tied": "flag", "times": "non-negative array", "tokens": "count", "tolerance": "positive",
-    "variance": "array", "weights": "array", "whitening": "object", "x": "array", "y": "array",
+# The names of arguments of a kind, unless a case says otherwise. One whose default is None may be
+# None, too.
+NAMES = {
+    "array":
+        "A b covariance cross direction_overlap directions encoding gram inputs labels outcomes "
+        "Qhat signal teacher teacher_overlap variance weights x y",
+    "count":
+        "degree depth dimension every heads indices layers length max_nodes max_steps nets "
+        "patience points ranks repeats samples seeds steps tokens",
+    "object":
+        "averages channel data fit gradient iteration learner mesh model monitor prior student "
+        "test whitening",
+    "flag":
+        "calibrate convex generative normalised positive quick squared store symmetric "
+        "tied",
+    "function": "build function link log_likelihood loss output prox record sampler starts target",
+    "positive": "alpha alpha_max beta rank_ratio tolerance",
+    "non-negative": "noise nuclear rate ridge",
+    "non-negative array": "penalty skip times",
+    "choice": "activation objective",
+    "flag?": "progress",
+    "fraction": "strength",
+    "key": "key",
+    "name": "name",
+    "open unit": "level",
+    "overlap": "overlap",
+    "positive array": "noises",
+    "positive or inf": "aspect_ratio",
+    "real": "leak",
+    "type": "dtype",
 }  # fmt: skip
+KINDS = {name: kind for kind, names in NAMES.items() for name in names.split()}
 
 CASES = {}
 
@@ -161,9 +164,8 @@ case(
     student="function", loss_factor="positive", loss="choice",
 )  # fmt: skip
 case(smi.Tokens, {"encoding": [[1.0], [0.5]]})
-for link in ("absolute", "hard_tanh", "linear", "phase_retrieval", "relu"):
-    case(getattr(smi.links, link), {})
-for link in ("logistic", "square_plus_sign_parity"):
+for link in ("absolute", "hard_tanh", "linear", "phase_retrieval", "relu", "logistic",
+             "square_plus_sign_parity"):  # fmt: skip
     case(getattr(smi.links, link), {})
 case(smi.links.door, {}, width="positive")
 case(smi.links.poisson, {}, size="positive")
@@ -176,14 +178,9 @@ case(
     smi.links.piecewise_linear, PIECES, {"slopes": ("offsets",)},
     slopes="array", offsets="array", knots="array",
 )  # fmt: skip
-case(
-    LINEAR.sample, {"key": KEY, "dimension": 6, "alpha": 2.0},
-    directions="object", inputs="choice",
-)  # fmt: skip
-case(
-    SCORES.sample, {"key": KEY, "dimension": 6, "alpha": 0.5},
-    directions="object", inputs="choice",
-)  # fmt: skip
+for model in (LINEAR, SCORES):
+    sizes = {"key": KEY, "dimension": 6, "alpha": 0.5}
+    case(model.sample, sizes, directions="object", inputs="choice")
 case(LINEAR.predict, {"solution": TEACHER, "inputs": INPUTS}, solution="array")
 case(RECTANGLE.predict, {"solution": np.eye(6), "inputs": WIDE.inputs}, solution="array")
 case(NOISY.mixed, {"covariance": [[2.0]]})
@@ -302,16 +299,16 @@ for at in (SGD.risk, SGD.averages, SGD.hessian):
     case(at, {"model": SEQUENCE, "overlaps": 0.1}, overlaps=kind)
 for at in (SGD.risk, SGD.averages):
     case(at, MODEL | {"overlaps": PAIR}, overlaps="object")
-NAMES = {"start": ("M", "Q", "teacher", "overlaps")}
-case(SGD.flow, MODEL | {"start": PAIR, "times": [0.5]}, NAMES, start="object")
-case(SGD.flow, {"model": SEQUENCE, "start": 0.1, "times": [0.5]}, NAMES, start="cosines")
-case(SGD.recovery_time, MODEL | {"start": PAIR}, NAMES, start="object")
+STARTS = {"start": ("M", "Q", "teacher", "overlaps")}
+case(SGD.flow, MODEL | {"start": PAIR, "times": [0.5]}, STARTS, start="object")
+case(SGD.flow, {"model": SEQUENCE, "start": 0.1, "times": [0.5]}, STARTS, start="cosines")
+case(SGD.recovery_time, MODEL | {"start": PAIR}, STARTS, start="object")
 case(SGD.rates, MODEL | {"model": PHASE}, overlap="positive array")
 case(SGD.maximal_rate, MODEL | {"model": smi.links.linear(0.0)})
 for model, kind in ((LINEAR, "positive?"), (SEQUENCE, "cosines?")):
     settings = {"model": model, "key": KEY, "dimension": 50, "rate": 0.1, "alpha": 0.1}
     start = {"start": kind, "dimension": "dimension", "rate": "positive array"}
-    case(SGD.simulate, settings, NAMES, **start)
+    case(SGD.simulate, settings, STARTS, **start)
 # the call that starts there knows the shapes
 case(SGD.Initial, {}, student=None, teacher=None)
 

@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "docs" / "index.md",
-    *sorted((ROOT / "docs/how-to").glob("*.md")),
-]
+PAGES = [ROOT / "README.md", ROOT / "docs/index.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
+CODE = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 BLOCKS = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
-    for number, code in enumerate(
-        re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
-    )
+    for number, code in enumerate(CODE.findall(page.read_text(encoding="utf-8")))
 ]
 
 
@@ -36,14 +31,8 @@ def test_block(code, tmp_path):
     script = tmp_path / "block.py"
     script.write_text(code, encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, script.name],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, script.name], timeout=1800, **settings)
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Traceback" not in done.stderr

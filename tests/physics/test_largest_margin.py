@@ -89,15 +89,10 @@ def test_the_hinge_ends_at_the_largest_margin(noise, alpha, ridge, kappa, cosine
     """
     known = (margin_of_random_labels if noise else margin_of_a_teacher)(alpha)
     far = smi.Start(1.05 / kappa**2, 1.02 * cosine / kappa, 1.1 * known[2] / ridge)
-    solution = smi.state_evolution(
-        smi.links.sign(noise=noise),
-        alpha,
-        learner=smi.Erm(smi.links.linear(), loss=smi.losses.hinge, ridge=ridge),
-        key=KEY,
-        iteration=smi.Iteration(tolerance=1e-11),
-        averages=smi.Averages(2**18),
-        start=far if alpha >= 5.0 else None,
-    )
+    hinge = smi.Erm(smi.links.linear(), loss=smi.losses.hinge, ridge=ridge)
+    fine = {"iteration": smi.Iteration(tolerance=1e-11), "averages": smi.Averages(2**18)}
+    settings = {"learner": hinge, "key": KEY, "start": far if alpha >= 5.0 else None} | fine
+    solution = smi.state_evolution(smi.links.sign(noise=noise), alpha, **settings)
     assert solution.result == smi.Result.SUCCESS
     first = lambda array: float(jnp.ravel(array)[0])
     q, m, V = map(first, (solution.overlap, solution.teacher_overlap, solution.covariance))

@@ -18,8 +18,6 @@ import jaxsmi as smi
 from helpers import mean_and_error, result, runs_of
 from jaxsmi import Result
 from jaxsmi.descent.baselines import minimum_nuclear_norm
-from jaxsmi.design.rectangular import RectangularOperator
-from jaxsmi.design.symmetric import SymmetricOperator
 
 KEY = jax.random.key(0)
 SLOW = pytest.mark.slow
@@ -29,26 +27,6 @@ EVEN = smi.Bilinear(1.0, 0.2)
 
 
 # Data -------------------------------------------------------------------------------------------
-
-
-def test_the_adjoint_is_the_transpose_of_forward():
-    """⟨g, forward(S)⟩ = ⟨adjoint(g), S⟩, with batches that do and do not divide the samples."""
-    one, two, three = jax.random.split(KEY, 3)
-    inputs, g = jax.random.normal(one, (7, 3, 5)), jax.random.normal(three, (7, 1, 3, 3))
-    S = jax.random.normal(two, (1, 5, 5))
-    both = S + jnp.swapaxes(S, 1, 2), (g + jnp.swapaxes(g, 2, 3)).reshape(7, 1, 9)
-    for sensing, signal, field in (
-        (SymmetricOperator(inputs, batch=4), *both),
-        (SymmetricOperator(inputs), *both),
-        (RectangularOperator(inputs), S[:, :3], g[:, :, :1, 0]),
-    ):
-        left, right = sensing.forward(signal) * field, signal * sensing.adjoint(field)
-        np.testing.assert_allclose(jnp.sum(left), jnp.sum(right), rtol=1e-12)
-    # the last one is rectangular: its fields and its precision
-    fields = jnp.einsum("nld,ld->n", inputs, S[0, :3]) / np.sqrt(15)
-    np.testing.assert_allclose(sensing.forward(signal)[:, 0, 0], fields, rtol=1e-12)
-    precision = sensing.outer_precision(field)[0, 0]
-    np.testing.assert_allclose(precision, jnp.sum(field**2) / 15, rtol=1e-12)
 
 
 @SLOW

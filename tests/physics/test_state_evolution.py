@@ -8,6 +8,7 @@ error of a factor of two could not hide in it.
 """
 
 import functools
+import itertools
 
 import equinox as eqx
 import jax
@@ -16,18 +17,13 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from helpers import linear_overlap, mean_and_error, result, two_layers, z_scores
+from helpers import linear_overlap, mean_and_error, result, slow_but, two_layers, z_scores
 from jaxsmi import Result
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.numerics import fixed_point
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 PHASE = smi.links.phase_retrieval()
-
-
-def slow(names, *quick):
-    """Names as parameters, slow but for the quick ones."""
-    return [pytest.param(name, marks=[SLOW] * (name not in quick)) for name in names]
 
 
 def evolve(model, alpha, points=None, seed=0, nets=None, start=None, **iteration):
@@ -259,7 +255,7 @@ def directional(name):
 
 
 QUICK = ("linear", "phase retrieval", "sign", "one attention layer")
-each_case = pytest.mark.parametrize("name", slow(CASES, *QUICK))
+each_case = pytest.mark.parametrize("name", slow_but(CASES, *QUICK))
 
 
 @each_case
@@ -292,12 +288,8 @@ def test_near_perfect_recovery_the_channel_counts_its_constraints(depth, tokens)
     model = smi.DeepAttention(depth, tokens)
     shape = jnp.asarray([[0.5]]) if depth == 1 else jnp.asarray([[5.0, 0.1], [0.1, 0.05]])
     V = 1e-8 * shape
-    respond = jax.jit(
-        lambda V, key: model.channel.response(
-            jnp.eye(depth) - V, V, key=key, points=64, nets=8, tangents=False
-        )
-    )
-    found = respond(V, jax.random.key(8))
+    few = {"key": jax.random.key(8), "points": 64, "nets": 8, "tangents": False}
+    found = jax.jit(lambda V: model.channel.response(jnp.eye(depth) - V, V, **few))(V)
     traces = np.einsum("pq,rqp->r", np.asarray(V), np.asarray(found.replicas))
     z = z_scores(traces, tokens)
     stderr = mean_and_error(traces)[1]
@@ -360,7 +352,7 @@ POTENTIALS = {
 }
 
 
-@pytest.mark.parametrize("name", slow(POTENTIALS, "linear"))
+@pytest.mark.parametrize("name", slow_but(POTENTIALS, "linear"))
 def test_the_gradient_of_the_free_entropy_is_the_residual(name):
     """dΦ = ½ tr[(F(Q̂) - Q) dQ̂] with dQ̂ by differences, away from the fixed point: sampled to the
     error that Φ reports."""
@@ -371,17 +363,10 @@ def test_the_gradient_of_the_free_entropy_is_the_residual(name):
     # ∫ dΦ over [Q - h, Q + h] by the trapezoidal rule in Q̂
     nodes = [jnp.asarray(x * S) for x in np.linspace(0.45, 0.55, 5)]
     fields = [qhat(Q) for Q in nodes]
-    pulls = [
-        0.5 * (model.prior.overlap(jnp.asarray(field)) - Q)
-        for field, Q in zip(fields, nodes, strict=True)
-    ]
-    change = sum(
-        float(jnp.sum(0.5 * (pulls[k] + pulls[k + 1]) * (fields[k + 1] - fields[k])))
-        for k in range(4)
-    )
-    down, up = (
-        smi.free_entropy(model, alpha, Q, key=KEY, averages=smi.Averages(2**13))
-        for Q in (nodes[0], nodes[-1])
-    )
+    pulls = [0.5 * (model.prior.overlap(f) - Q) for f, Q in zip(fields, nodes, strict=True)]
+    both = zip(itertools.pairwise(pulls), itertools.pairwise(fields), strict=True)
+    change = sum(float(np.sum(0.5 * (a + b) * (g - f))) for (a, b), (f, g) in both)
+    potential = functools.partial(smi.free_entropy, key=KEY, averages=smi.Averages(2**13))
+    down, up = (potential(model, alpha, Q) for Q in (nodes[0], nodes[-1]))
     error = np.hypot(float(up.stderr), float(down.stderr))  # generous: they share all points
     assert abs(float(up.value - down.value) - change) < 3 * error + 1e-3 * abs(change)

@@ -26,13 +26,9 @@ def eighth(prediction, label):
 def positional_semantic():
     """[CBKZ24] in the units of docs/theory/empirical-risk.md, section 6."""
     position = jnp.array([[0.6, 0.4], [0.4, 0.6]])
-    teacher = smi.MultiIndex(
-        lambda z: 0.7 * attention(z) + 0.3 * position,
-        indices=1,
-        tokens=2,
-        prior=smi.priors.Gaussian([[0.25]]),
-        inputs=smi.Tokens(encoding=[2.0, -2.0]),
-    )
+    link = lambda z: 0.7 * attention(z) + 0.3 * position
+    laws = {"prior": smi.priors.Gaussian([[0.25]]), "inputs": smi.Tokens(encoding=[2.0, -2.0])}
+    teacher = smi.MultiIndex(link, indices=1, tokens=2, **laws)
     student = smi.MultiIndex(attention, indices=1, tokens=2)
     return teacher, smi.Erm(student, loss=eighth, ridge=0.04)
 
@@ -75,14 +71,9 @@ def test_the_error_of_an_estimate_counts_the_means():
     model = directed_regression()
     data = model.sample(KEY, dimension=200, alpha=1.0)
     W = 0.8 * data.teacher + 0.3 * jax.random.normal(KEY, data.teacher.shape)
-    D = data.dimension
-    Q, M, S, B, R = first(
-        W @ W.T / D,
-        W @ data.teacher.T / D,
-        data.teacher @ data.teacher.T / D,
-        W @ data.directions.T / D,
-        data.teacher @ data.directions.T / D,
-    )
+    T, U = data.teacher, data.directions
+    products = (W @ W.T, W @ T.T, T @ T.T, W @ U.T, T @ U.T)
+    Q, M, S, B, R = np.array(first(*products)) / data.dimension
     mu, nu = -0.5 * B, -0.5 * R
     linear = (B - R) ** 2 + Q - 2.0 * M + S
     square = 0.5 * (Q + mu**2 - S - nu**2)
@@ -105,13 +96,10 @@ KNOWN = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "row", "stability"), KNOWN)
 def test_table_of_a_known_direction(alpha, row, stability):
+    settings = {"start": smi.Start(direction_overlap=0.5), "averages": smi.Averages(2**16)}
+    learner = smi.Erm(ridge=0.3)
     solution = smi.state_evolution(
-        directed_regression(),
-        alpha,
-        learner=smi.Erm(ridge=0.3),
-        key=KEY,
-        start=smi.Start(direction_overlap=0.5),
-        averages=smi.Averages(2**16),
+        directed_regression(), alpha, learner=learner, key=KEY, **settings
     )
     assert solution.result == smi.Result.SUCCESS
     names = ("overlap", "teacher_overlap", "direction_overlap", "covariance", "train_loss")

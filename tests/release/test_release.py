@@ -40,12 +40,8 @@ def test_the_version_stands_in_one_place(dist):
         f"jaxsmi-{PROJECT['version']}.tar.gz",
     }
     number = re.escape(f'"{PROJECT["version"]}"')
-    spelled = [
-        path
-        for path in (ROOT / "jaxsmi").rglob("*.py")
-        if re.search(number, path.read_text("utf-8"))
-    ]
-    assert not spelled
+    modules = (ROOT / "jaxsmi").rglob("*.py")
+    assert not [path for path in modules if re.search(number, path.read_text("utf-8"))]
 
 
 def test_wheel_and_sdist_hold_what_they_should(dist):
@@ -88,13 +84,8 @@ def empty(dist, tmp_path_factory):
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
     """Settings of a process that sees the empty environment and nothing of this folder."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XLA"))
-    }
-    return {
-        "cwd": tmp_path_factory.mktemp("outside"),
-        "env": environment | {"JAX_PLATFORMS": "cpu"},
-    }
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "XLA"))}
+    return {"cwd": tmp_path_factory.mktemp("outside"), "env": kept | {"JAX_PLATFORMS": "cpu"}}
 
 
 @pytest.mark.slow
@@ -143,18 +134,9 @@ def test_a_missing_extra_is_one_sentence(empty, outside, extra):
 @pytest.mark.slow
 def test_public_types_are_complete():
     """pyright --verifytypes: the share of public symbols whose types are known."""
-    done = run(
-        sys.executable,
-        "-m",
-        "pyright",
-        "--pythonpath",
-        sys.executable,
-        "--verifytypes",
-        "jaxsmi",
-        "--ignoreexternal",
-        "--outputjson",
-        cwd=ROOT,
-    )
+    words = ("--verifytypes", "jaxsmi", "--ignoreexternal", "--outputjson")
+    command = (sys.executable, "-m", "pyright", "--pythonpath", sys.executable)
+    done = run(*command, *words, cwd=ROOT)
     report = json.loads(done.stdout)["typeCompleteness"]
     assert report["packageName"] == "jaxsmi"
     assert 100 * report["completenessScore"] >= COMPLETE, report["exportedSymbolCounts"]

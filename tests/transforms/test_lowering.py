@@ -16,16 +16,20 @@ import programs
 import pytest
 
 import jaxsmi as smi
+from helpers import slow_but
 from jaxsmi.design.blocks import BLOCK
 from jaxsmi.numerics import memory, refining
 from jaxsmi.numerics.memory import Block, block_within, working_memory
 
-EVERY = [
-    *programs.FAST,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in programs.SLOW),
+OVER_DEVICES = [
+    f"message passing, {name}"
+    for name in ("linear", "softmax scores", "regenerated", "two layers", "bilinear", "quadratic")
 ]
 
 # Every accelerator ----------------------------------------------------------------------------
+
+
+FEW = smi.Averages(points=2**8)
 
 
 def stays_on_the_device(text):
@@ -34,29 +38,14 @@ def stays_on_the_device(text):
     return not strange and not re.search(r"stablehlo\.(send|recv|infeed|outfeed)\b", text)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", slow_but(programs.PROGRAMS, *programs.FAST))
 def test_lowers_for_every_accelerator(name):
     exported = programs.lowered(programs.PROGRAMS[name]())
     assert exported.platforms == programs.ACCELERATORS
     assert stays_on_the_device(exported.mlir_module())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "message passing, linear",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                "message passing, softmax scores",
-                "message passing, regenerated",
-                "message passing, two layers",
-                "message passing, bilinear",
-                "message passing, quadratic",
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", slow_but(OVER_DEVICES, OVER_DEVICES[0]))
 def test_lowers_over_four_devices(name, monkeypatch):
     """Sums over samples go over the devices, and no array with an axis of samples does."""
     exported = programs.sum_devices(programs.PROGRAMS[name](), monkeypatch)
@@ -71,9 +60,7 @@ def test_lowers_over_four_devices(name, monkeypatch):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda key: smi.staircase(
-            smi.links.sign(), key=key, alpha_max=2.0, averages=smi.Averages(points=2**8)
-        ),
+        lambda key: smi.staircase(smi.links.sign(), key=key, alpha_max=2.0, averages=FEW),
         lambda key: smi.gamp(*_sampled(), key=key, iteration=smi.Iteration(3)),
         lambda key: smi.free_entropy(smi.links.sign(), 1.0, 0.5, key=key),
         lambda key: smi.sgd.maximal_rate(programs.tanh(noise=0.0), key=key),
@@ -96,11 +83,8 @@ def _sampled():
 
 # Precision ------------------------------------------------------------------------------------
 
-SINGLE = [
-    name
-    for name in programs.PROGRAMS
-    if not re.search("layers|rank two|untied|heads|bilinear|nuclear", name)
-]
+DOUBLE = "layers|rank two|untied|heads|bilinear|nuclear"
+SINGLE = [name for name in programs.PROGRAMS if not re.search(DOUBLE, name)]
 
 
 @pytest.mark.slow
@@ -117,19 +101,13 @@ def test_no_double_precision_where_it_is_off(name):
     assert programs.largest(text, "f64") == 0
 
 
-@pytest.mark.parametrize(
-    ("model", "dimension"),
-    [
-        (programs.retrieval, 30),
-        pytest.param(lambda: smi.DeepAttention(2, 2), 30, marks=pytest.mark.slow),
-        pytest.param(programs.softmax, 10, marks=pytest.mark.slow),
-        pytest.param(programs.bilinear, 10, marks=pytest.mark.slow),
-        pytest.param(programs.quadratic, 10, marks=pytest.mark.slow),
-    ],
-)
-def test_an_update_on_float32_inputs_is_float32(model, dimension):
+TRAINED = ["retrieval", "two_layers", "softmax", "bilinear", "quadratic"]
+
+
+@pytest.mark.parametrize("name", slow_but(TRAINED, "retrieval"))
+def test_an_update_on_float32_inputs_is_float32(name):
     """In double precision are the labels that came so, and single numbers."""
-    stretch = programs.solving(programs.training(model(), dimension, jnp.float32))
+    stretch = programs.solving(programs.training(getattr(programs, name)(), 30, jnp.float32))
 
     def gradient(solver, run):
         now = run.state
@@ -170,7 +148,7 @@ STEPS = {
     "linear": Case(lambda: smi.links.linear(0.1), 1000, 1.0, kernels=280),
     "regenerated": Case(programs.retrieval, 1000, 1.0, kernels=450, **programs.SINGLE),
     # two inner fields, two residuals: 17 columns
-    "two layers": Case(lambda: smi.DeepAttention(2, 2), 500, 1.0, kernels=600, more=integral(17)),
+    "two layers": Case(programs.two_layers, 500, 1.0, kernels=600, more=integral(17)),
     # inputs of two tokens, their products and copies of them in another order: eight such blocks
     "softmax scores": Case(programs.softmax, 100, 1.0, kernels=250, more=8 * SCORES * 2 * 100 * 8),
     "bilinear": Case(programs.bilinear, 50, 0.5, kernels=600),
@@ -178,13 +156,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "phase retrieval" else pytest.mark.slow)
-        for name in STEPS
-    ],
-)
+@pytest.mark.parametrize("name", slow_but(STEPS, "phase retrieval"))
 def test_memory_and_kernels_of_a_step_of_message_passing(name):
     """No copy of the inputs: temporary arrays are the fields and the signal, as
     `counted_memory` counts them, six blocks of regenerated inputs, and a block of the integral or
@@ -209,7 +181,7 @@ def test_memory_and_kernels_of_a_step_of_message_passing(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [2**13, 2**16])
-@pytest.mark.parametrize("model", [programs.retrieval, lambda: smi.DeepAttention(2, 2)])
+@pytest.mark.parametrize("model", [programs.retrieval, programs.two_layers])
 @pytest.mark.parametrize("program", ["step", "weak recovery"])
 def test_memory_of_the_outer_average(program, model, samples):
     """State evolution and weak recovery hold the fields of all samples, 12 F + 2 F² numbers each
@@ -260,16 +232,12 @@ def test_a_device_says_how_large_the_blocks_are(monkeypatch):
     for size, shape in ((None, "128x64"), (80 * 2**30, "512x2048")):
         monkeypatch.setattr(jax, "local_devices", lambda size=size: [device(size)])
         text = jax.jit(lambda *x: channel.respond(*x).g).lower(*given).as_text()
-        assert f"tensor<{shape}xf64>" in text
-        assert len(re.findall(r"tensor<(?:128x64|512x2048)xf64>", text)) == text.count(
-            f"tensor<{shape}xf64>"
-        )
+        blocks = re.findall(r"tensor<(128x64|512x2048)xf64>", text)
+        assert set(blocks) == {shape}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", [programs.tanh, programs.committee, lambda: smi.DeepAttention(2, 2)]
-)
+@pytest.mark.parametrize("model", [programs.tanh, programs.committee, programs.two_layers])
 def test_blocks_change_no_number(model, monkeypatch):
     """The same sums in another order."""
     built = model()
@@ -290,8 +258,6 @@ def test_blocks_change_no_number(model, monkeypatch):
 
 def test_blocks_of_regenerated_inputs_are_bounded():
     """A block holds 2^23 numbers at most, whatever N and D."""
-    data = jax.eval_shape(
-        lambda key: programs.retrieval().sample(key, dimension=20000, alpha=1.0, store=False),
-        programs.KEY,
-    )
+    settings = {"dimension": 20000, "alpha": 1.0, "store": False}
+    data = jax.eval_shape(lambda key: programs.retrieval().sample(key, **settings), programs.KEY)
     assert data.inputs.each * 20000 <= BLOCK

@@ -10,21 +10,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "jaxsmi"
-LAYER = {
-    "core": 0,
-    "numerics": 1,
-    "priors": 2,
-    "channels": 2,
-    "design": 2,
-    "models": 3,
-    "learners": 4,
-    "inference": 5,
-    "descent": 5,
-    "thresholds": 6,
-    "sgd": 6,
-    "workbench": 7,
-    "cli": 8,
-}
+ORDER = ["core", "numerics", "priors channels design", "models", "learners", "inference descent",
+         "thresholds sgd", "workbench", "cli"]  # fmt: skip
+LAYER = {name: level for level, names in enumerate(ORDER) for name in names.split()}
 ENGINES = ("numerics", "inference", "descent", "thresholds", "sgd")
 FAMILIES = ("models", "learners", "channels", "priors", "design")
 

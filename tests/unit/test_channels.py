@@ -13,7 +13,7 @@ import pytest
 from scipy.special import log_ndtr, logsumexp
 
 import jaxsmi as smi
-from helpers import gauss_legendre, respond, z_scores
+from helpers import gauss_legendre, respond, slow_but, z_scores
 from jaxsmi.channels import (
     LogisticChannel,
     ModulusChannel,
@@ -48,7 +48,7 @@ ZOO = {
 }
 FINITE = ("sign", "logistic", "sign product", "triple sign")  # labels are +1 and -1
 SLOW = ("sign product", "triple sign", "square plus parity")
-NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in ZOO]
+NAMES = slow_but(ZOO, *(set(ZOO) - set(SLOW)))
 V_THREE = np.array([[0.7, 0.35, -0.2], [0.35, 0.4, 0.1], [-0.2, 0.1, 0.9]])
 V_TWO = V_THREE[:2, :2]
 
@@ -74,9 +74,8 @@ def draw(channel, V, count, seed=0, spread=1.0):
     P, M = channel.indices, channel.tokens
     spread = np.broadcast_to(np.sqrt(spread), (P,))[:, None]
     omega = spread * rng.standard_normal((count, P, M))
-    fields = omega + np.einsum(
-        "pq,nqm->npm", np.linalg.cholesky(V), rng.standard_normal((count, P, M))
-    )
+    noise = rng.standard_normal((count, P, M))
+    fields = omega + np.einsum("pq,nqm->npm", np.linalg.cholesky(V), noise)
     noise = jnp.asarray(rng.standard_normal((count, channel.noise_size)))
     return omega, fields, labels_of(channel, jnp.asarray(fields), noise)
 
@@ -96,9 +95,8 @@ def log_gaussian(z, omega, V):
 
 def product_nodes(*axes):
     """Tensor grid of (nodes, weights) axes: points (n, axes), log-weights (n,)."""
-    points = np.stack(
-        [x.ravel() for x in np.meshgrid(*[a[0] for a in axes], indexing="ij")], axis=1
-    )
+    nodes = np.meshgrid(*[a[0] for a in axes], indexing="ij")
+    points = np.stack([x.ravel() for x in nodes], axis=1)
     weights = np.meshgrid(*[np.log(a[1]) for a in axes], indexing="ij")
     return points, sum(w.ravel() for w in weights)
 
@@ -249,18 +247,15 @@ def test_closed_forms_stay_finite_far_out(name, variance):
     if name in FINITE:
         labels = jnp.asarray(np.tile([1.0, -1.0], 4))
     else:  # a label made by fields 60 standard deviations away
-        labels = labels_of(
-            channel, jnp.asarray(-omega - 0.5 * root), jnp.zeros((8, channel.noise_size))
-        )
+        far = jnp.asarray(-omega - 0.5 * root)
+        labels = labels_of(channel, far, jnp.zeros((8, channel.noise_size)))
     post = respond(channel, statistic_of(channel, labels), jnp.asarray(omega), jnp.asarray(V))
     chex.assert_tree_all_finite((post.log_partition, post.g, post.dg))
     # Cov[z|y] = V + V ∂g V has no negative eigenvalue, relative to V, beyond rounding of V × ∂g ×
     # (60 sigmas)²
     whiten = np.kron(np.linalg.cholesky(V), np.eye(M))
-    covariance = np.eye(P * M) + np.einsum(
-        "ia,nij,jb->nab", whiten, post.dg.reshape(8, P * M, P * M), whiten
-    )
-    assert np.linalg.eigvalsh(covariance).min() > -1e-8
+    change = whiten.T @ np.asarray(post.dg).reshape(8, P * M, P * M) @ whiten
+    assert np.linalg.eigvalsh(np.eye(P * M) + change).min() > -1e-8
 
 
 def test_sign_far_out_is_the_inverse_mills_ratio():
@@ -281,12 +276,8 @@ def test_sign_product_with_nearly_equal_indices(correlation):
     root = np.sqrt(1 - correlation**2)
     omega = np.random.default_rng(3).standard_normal((6, 2)) * 0.7
     omega[0] = 0.0
-    post = respond(
-        ZOO["sign product"],
-        jnp.asarray([1.0, -1.0] * 3),
-        jnp.asarray(omega[:, :, None]),
-        jnp.asarray(V),
-    )
+    labels = jnp.asarray([1.0, -1.0] * 3)
+    post = respond(ZOO["sign product"], labels, jnp.asarray(omega[:, :, None]), jnp.asarray(V))
     for n, (a, b) in enumerate(omega):
         y = 1.0 if n % 2 == 0 else -1.0
         total = 0.0
@@ -297,9 +288,8 @@ def test_sign_product_with_nearly_equal_indices(correlation):
             for low, high in itertools.pairwise(cuts):
                 z, w = gauss_legendre(low, high, 40)
                 density = np.exp(-0.5 * (z - a) ** 2) / np.sqrt(2 * np.pi)
-                total += np.sum(
-                    w * density * np.exp(log_ndtr(side * y * (b + correlation * (z - a)) / root))
-                )
+                odds = np.exp(log_ndtr(side * y * (b + correlation * (z - a)) / root))
+                total += np.sum(w * density * odds)
         # the rule here is good to 1e-13; the channel promises rounding
         np.testing.assert_allclose(post.log_partition[n], np.log(total), atol=1e-9)
 
@@ -365,9 +355,7 @@ NUMERICAL = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "four tokens")) for n in NUMERICAL]
-)
+@pytest.mark.parametrize("name", slow_but(NUMERICAL, *(set(NUMERICAL) - {"four tokens"})))
 def test_numerical_channels_are_the_closed_forms(name):
     """Within three times the errors that are claimed, and these within the tolerance."""
     model, exact, added = NUMERICAL[name]

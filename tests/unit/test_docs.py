@@ -114,14 +114,12 @@ def denoising_error(kappa, R):
     """R - (4π²/3) R² ∫ μ³ and ∫ μ of W Wᵀ/√(r d) + √R GOE, one
     band: its cubic by companion matrices, in NumPy alone."""
     a = np.sqrt(kappa)
-    critical = np.roots(
-        np.polysub(R * np.polymul([1, 0, 0], [1, -2 * a, a**2]), [1 - kappa, -2 * a, a**2])
-    )
+    quartic = R * np.polymul([1, 0, 0], [1, -2 * a, a**2])
+    critical = np.roots(np.polysub(quartic, [1 - kappa, -2 * a, a**2]))
     g = critical[np.abs(critical.imag) < 1e-9].real
     low, high = np.sort(1 / g + R * g + kappa / (a - g))
-    angle = (
-        (np.arange(1000) + 0.5) * np.pi / 1000
-    )  # midpoints: integrands are periodic and smooth in the angle
+    # midpoints: integrands are periodic and smooth in the angle
+    angle = (np.arange(1000) + 0.5) * np.pi / 1000
     x = 0.5 * (low + high) + 0.5 * (high - low) * np.cos(angle)
     weight = 0.5 * (high - low) * np.pi / 1000 * np.sin(angle)
     companion = np.zeros((len(x), 3, 3))
@@ -135,10 +133,8 @@ def denoising_error(kappa, R):
 def test_a_published_error_is_off_where_two_bands_merge():
     """Noiseless quadratic network of width 0.1, α = 0.0705748:
     E = MMSE(E/(2α)); 1e-11 is what the root of E is good to."""
-    import jaxsmi as smi
-
     alpha, published = 0.0705748031496063, 0.48356636245916945
-    ours = float(smi.state_evolution(smi.Bilinear(1.0, 0.1, symmetric=True), alpha).error)
+    ours = float(jaxsmi.state_evolution(jaxsmi.Bilinear(1.0, 0.1, symmetric=True), alpha).error)
     error, mass = denoising_error(0.1, ours / (2 * alpha))
     assert abs(mass - 1) < 1e-11
     assert abs(error - ours) < 1e-11

@@ -9,6 +9,7 @@ from scipy.special import expit
 from scipy.stats import norm
 
 import jaxsmi as smi
+from helpers import slow_but
 from jaxsmi.channels.posterior import draw_posteriors
 
 KEY = jax.random.key(0)
@@ -64,50 +65,37 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["door", *(pytest.param(name, marks=pytest.mark.slow) for name in ("relu", "logistic"))]
-)
+@pytest.mark.parametrize("name", slow_but(KNOWN, "door"))
 def test_responses_are_those_of_adaptive_quadratures(name):
     """E Σ g gᵀ at an overlap, within five standard errors and 1e-6."""
     make, exact = KNOWN[name]
     q = 0.4
-    found = make().channel.response(
-        jnp.full((1, 1), q), jnp.full((1, 1), 1 - q), key=KEY, points=2**11, nets=8
-    )
+    Q = jnp.full((1, 1), q)
+    found = make().channel.response(Q, 1 - Q, key=KEY, points=2**11, nets=8)
     spread = float(np.std(found.replicas, ddof=1)) / 8**0.5
     assert float(found.mean[0, 0]) == pytest.approx(exact(q), abs=5.0 * spread + 1e-6)
     assert spread < 3e-3 * float(found.mean[0, 0])
 
 
 SLOPES = jnp.array([0.0, 1.0])  # inside jit they would be traced
-LINKS = {
-    "linear": smi.links.linear,
-    "sign": smi.links.sign,
-    "phase_retrieval": smi.links.phase_retrieval,
+READY = (
+    "linear", "sign", "phase_retrieval", "square_plus_sign_parity", "logistic", "poisson", "relu",
+    "hard_tanh", "absolute", "door",
+)  # fmt: skip
+LINKS = {name: getattr(smi.links, name) for name in READY} | {
     "sign_product": lambda: smi.links.sign_product(2),
     "product": lambda: smi.links.product(2),
-    "square_plus_sign_parity": smi.links.square_plus_sign_parity,
-    "logistic": smi.links.logistic,
-    "poisson": smi.links.poisson,
-    "relu": smi.links.relu,
     "leaky": lambda: smi.links.relu(leak=0.2),
     "noisy": lambda: smi.links.relu(noise=0.1),
-    "hard_tanh": smi.links.hard_tanh,
-    "absolute": smi.links.absolute,
-    "door": smi.links.door,
     "lists": lambda: smi.links.piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1]),
     "arrays": lambda: smi.links.piecewise_linear(SLOPES, [0, 0], [0]),
     "softmax": lambda: smi.links.softmax(2),
     "attention": lambda: smi.DeepAttention(1, 2),
 }
+SLOW = {"sign_product", "product", "square_plus_sign_parity"}
 
 
-SLOW = ("sign_product", "product", "square_plus_sign_parity")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in LINKS]
-)
+@pytest.mark.parametrize("name", slow_but(LINKS, *(set(LINKS) - SLOW)))
 def test_a_link_made_inside_jit_is_the_link_made_outside(name):
     """Which slopes are flat, and whether there is noise, is known there, too."""
     outside = LINKS[name]()
@@ -187,12 +175,8 @@ def test_runs_follow_their_theory(name):
 def attended(beta=6.0):
     """A sentiment: ±1 by the read-out z_2 of two tokens, attended with the softmax of 2 z_1."""
     score = lambda z: beta * jnp.sum(jax.nn.softmax(2.0 * z[0]) * z[1])
-    return smi.MultiIndex(
-        indices=2,
-        tokens=2,
-        log_likelihood=lambda y, z: jax.nn.log_sigmoid(y * score(z)),
-        outcomes=[-1.0, 1.0],
-    )
+    law = lambda y, z: jax.nn.log_sigmoid(y * score(z))
+    return smi.MultiIndex(indices=2, tokens=2, log_likelihood=law, outcomes=[-1.0, 1.0])
 
 
 def softmax_odds(z):

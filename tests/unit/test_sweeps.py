@@ -19,7 +19,7 @@ import synthetic
 from helpers import linear_overlap
 from jaxsmi.core.codes import Result
 from jaxsmi.core.results import index_names
-from jaxsmi.workbench import storage
+from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.storage import discard, whole
 
 pytest.importorskip("xarray")
@@ -192,12 +192,6 @@ def test_an_interruption_says_which_rows_are_kept(tmp_path):
         table(solver=stopped, out=tmp_path)
 
 
-def test_a_scheduler_needs_dask(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dask.distributed", None)
-    with pytest.raises(ImportError, match=r"pip install 'jaxsmi\[cluster\]'"):
-        table(scheduler=2)
-
-
 SCRIPT = """
 import sys, jax
 jax.config.update("jax_enable_x64", True)
@@ -287,10 +281,7 @@ def test_the_file_says_how_it_was_made(tmp_path):
 
 
 def test_a_curve_is_in_ascending_alpha_and_gives_its_solutions_back(tmp_path):
-    solutions = [
-        synthetic.solution(alpha=alpha, steps=steps)
-        for alpha, steps in [(0.9, 8), (0.3, 4), (0.6, 6)]
-    ]
+    solutions = synthetic.curve()
     storage.save({"curve": solutions, "one": solutions[0]}, tmp_path / "a.nc")
     assert storage.load(tmp_path / "a.nc").attrs["groups"] == "curve, one"
     curve = storage.load(tmp_path / "a.nc", "curve")
@@ -309,23 +300,26 @@ def test_a_batch_is_refused():
         storage.stack([])
 
 
-@pytest.mark.parametrize("package", ["xarray", "h5netcdf", "h5py"])
+NEEDS = {  # of a package: an extra, and a call
+    **dict.fromkeys(
+        ("xarray", "h5netcdf", "h5py"), ("data", lambda: storage.to_xarray(synthetic.solution()))
+    ),
+    "dask.distributed": ("cluster", lambda: table(scheduler=2)),
+    "matplotlib.pyplot": ("plot", plotting.import_pyplot),
+}
+
+
+@pytest.mark.parametrize("package", NEEDS)
 def test_a_missing_package_comes_with_the_remedy(monkeypatch, package):
+    extra, call = NEEDS[package]
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r"pip install 'jaxsmi\[data\]'"):
-        storage.to_xarray(synthetic.solution())
+    with pytest.raises(ImportError, match=rf"pip install 'jaxsmi\[{extra}\]'"):
+        call()
 
 
 def test_parameters_are_ready_for_json():
-    found = storage.parameters(
-        {
-            "big": jnp.zeros((20, 20)),
-            "link": jnp.sin,
-            "inf": jnp.inf,
-            "array": np.array([1.0, np.nan]),
-            "key": jax.random.key(1),
-        }
-    )
+    numbers = {"inf": jnp.inf, "array": np.array([1.0, np.nan]), "key": jax.random.key(1)}
+    found = storage.parameters(numbers | {"big": jnp.zeros((20, 20)), "link": jnp.sin})
     assert found.pop("big").startswith("array of shape (20, 20)")
     assert found == {"link": "sin", "inf": None, "array": [1.0, None], "key": [0, 1]}
     json.dumps(found, allow_nan=False)

@@ -258,6 +258,12 @@ def test_a_diverging_run_ends_with_its_code_and_leaves_the_others_alone():
     assert np.all(np.isfinite(runs.weights[0]))
     assert np.isnan(float(runs.error[1]))
     assert np.isfinite(float(runs.history["error"][1, 0]))  # the history is kept
+    square = smi.links.phase_retrieval(squared=True)
+    data = square.sample(KEY, dimension=10, alpha=3.0)
+    fit = train(optax.sgd(3.0), 3, square, data)  # it explodes
+    assert np.isfinite(np.asarray(fit.weights)).all()
+    assert int(fit.result) == Result.DIVERGED
+    assert "learning rate" in fit.message
 
 
 @SLOW
@@ -301,16 +307,11 @@ def test_states_that_do_not_fit_are_named():
 
 
 @SLOW
-def test_links_without_a_gradient_are_refused():
-    optimizer = optax.sgd(0.1)
-    for model in (smi.DeepAttention(2, 2, activation="hardmax"), smi.links.sign()):
-        data = model.sample(KEY, dimension=10, alpha=2.0)
-        with pytest.raises(ValueError, match=r"^model: .*gradient.*softmax student"):
-            train(optimizer, 1, model, data)
+def test_rows_without_a_gradient_are_warned_of():
     parity = smi.links.square_plus_sign_parity()
     data = parity.sample(KEY, dimension=10, alpha=2.0)
     with pytest.warns(UserWarning, match=r"rows \[1, 2\] of the weights have no gradient"):
-        train(optimizer, 1, parity, data)
+        train(optax.sgd(0.1), 1, parity, data)
 
 
 # Order of learning
@@ -343,7 +344,3 @@ def test_order_of_several_methods_in_one_call():
         smi.learning_order(model, data, {"GAMP": {"alpha": 9.0}}, key=KEY)
     with pytest.raises(ValueError, match=r"^data.teacher: "):
         smi.learning_order(model, smi.Dataset(data.inputs, data.labels), methods, key=KEY)
-    with pytest.raises(ValueError, match=r"^level: "):
-        smi.learned_at(curve, 1.0)
-    with pytest.raises(ValueError, match=r"^solution: "):
-        smi.learned_at(curve[0])

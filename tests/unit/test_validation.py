@@ -90,18 +90,14 @@ LIKE = {
     "complex numbers": st.integers(2, 5).map(lambda n: np.full(n, 1j)),
     "a list of words": st.lists(st.text(min_size=1), min_size=1, max_size=3),
 }
+ONE_ORDER = {"deadline": None, "derandomize": True, "database": None}
+ONE_ORDER |= {"suppress_health_check": list(hypothesis.HealthCheck)}
 REPLACEMENTS = [
     (title, name, label) for title, case in CASES.items() for name in case.kinds for label in VALUES
 ]
 
 
-@hypothesis.settings(
-    max_examples=400,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
+@hypothesis.settings(max_examples=400, **ONE_ORDER)
 @hypothesis.given(st.data())
 def test_a_wrong_value_is_an_error_that_names_the_argument(data):
     title, name, label = data.draw(st.sampled_from(REPLACEMENTS))
