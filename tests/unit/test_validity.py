@@ -127,13 +127,13 @@ def test_a_signal_given_as_a_start_stays_the_start_beside_side_information():
 @pytest.mark.slow
 def test_a_failed_scan_is_no_end_of_the_staircase(monkeypatch):
     """It was a staircase that ends early, with codes that say SUCCESS."""
-    growth_from = branch.growth_from  # of a scan alone: weak recovery has its own import
+    growth = branch.growth  # of a scan alone: weak recovery has its own import
 
     def failing(*arguments):
-        grown = growth_from(*arguments)
+        grown = growth(*arguments)
         return eqx.tree_at(lambda g: g.each, grown, jnp.full_like(grown.each, jnp.nan))
 
-    monkeypatch.setattr(branch, "growth_from", failing)
+    monkeypatch.setattr(branch, "growth", failing)
     jax.clear_caches()
     found = smi.staircase(smi.DeepAttention(2, 2), key=KEY, averages=smi.Averages(64, nets=2))
     jax.clear_caches()
