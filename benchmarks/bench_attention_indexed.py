@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.numerics.random_matrix.symmetric import spectrum
+from jaxsmi.numerics.symmetric_spectrum import spectrum
 
 jax.config.update("jax_enable_x64", True)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.numerics.random_matrix.rectangular import rectangular_spectrum
+from jaxsmi.numerics.rectangular_spectrum import rectangular_spectrum
 
 jax.config.update("jax_enable_x64", True)
 

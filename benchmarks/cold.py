@@ -156,7 +156,7 @@ def measure(case: str) -> dict[str, float]:
             spent["programs"] += name == "compiled"
 
     jax.monitoring.register_event_duration_secs_listener(heard)
-    from jaxsmi.core.setup import setup
+    from jaxsmi.core.options import setup
 
     setup(cache=os.environ.get("JAXSMI_CACHE"))
     run = CASES[case]()

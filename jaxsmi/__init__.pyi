@@ -1,11 +1,9 @@
 """The public names, and the rooms that they come from: what `__init__.py` loads on first use."""
 
 from . import models, priors, sgd
-from .core.codes import Result
 from .core.data import Dataset
-from .core.options import Averages, Bayes, Iteration, Record, Start
-from .core.results import Solution, Threshold
-from .core.setup import setup
+from .core.options import Averages, Bayes, Iteration, Record, Start, setup
+from .core.results import Result, Solution, Threshold
 from .descent import baselines
 from .descent.analysis import averaged, learned_at
 from .descent.options import Gradient, Monitor, Stream

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsmi as smi
-from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.results import Solution
+from jaxsmi.core.results import Result, Solution
 
 
 class Layers(eqx.Module):

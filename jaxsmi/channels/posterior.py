@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
-from jaxsmi.numerics.nets import covariance_and_variance, quotient, randomised_gaussians
+from jaxsmi.numerics.quadrature import covariance_and_variance, quotient, randomised_gaussians
 
 if TYPE_CHECKING:
     from jaxsmi.channels.base import AbstractChannel

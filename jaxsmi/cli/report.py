@@ -21,11 +21,10 @@ import numpy as np
 
 from jaxsmi.cli import process
 from jaxsmi.cli.flags import Words, call, flags_of
-from jaxsmi.core import codes, validate
-from jaxsmi.core.codes import Result
+from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
-from jaxsmi.core.results import Solution, Threshold, index_names
-from jaxsmi.core.setup import setup, user_cache
+from jaxsmi.core.options import setup, user_cache
+from jaxsmi.core.results import Result, Solution, Threshold, counts, index_names
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.storage import discard, import_xarray, parameters, whole
 
@@ -245,10 +244,10 @@ def _curve(curve: Sequence[Solution]) -> str:
     rows = [["alpha", *names, "error", "steps", "result"]]
     for point in curve:
         pairs = zip(np.diagonal(point.overlap), np.diagonal(point.stderr), strict=True)
-        ended = [number(point.error), number(point.steps), codes.counts(point.result)]
+        ended = [number(point.error), number(point.steps), counts(point.result)]
         rows.append([number(point.alpha), *starmap(format_estimate, pairs), *ended])
     # each sentence once, however many points end with it
-    messages = dict.fromkeys(f"{codes.counts(x.result)}: {x.message}" for x in curve)
+    messages = dict.fromkeys(f"{counts(x.result)}: {x.message}" for x in curve)
     said = [textwrap.fill(message, 100, subsequent_indent="  ") for message in messages]
     return "\n".join([*table(rows), "", *said])
 

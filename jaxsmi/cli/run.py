@@ -20,10 +20,9 @@ import jaxsmi as smi
 from jaxsmi.cli.flags import make_model, with_records
 from jaxsmi.cli.report import Report, plain, report
 from jaxsmi.core import validate
-from jaxsmi.core.codes import Result, counts
 from jaxsmi.core.display import number
-from jaxsmi.core.progress import tqdm
-from jaxsmi.core.results import Solution
+from jaxsmi.core.driver import tqdm
+from jaxsmi.core.results import Result, Solution, counts
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, sweeps
 from jaxsmi.workbench.rows import SOLVERS, Grid, evolve

@@ -1,11 +1,33 @@
-"""Precision of the theory, and values that may be traced."""
+r"""Arrays: precision, values that may be traced, and functions of a user as pytrees.
+
+    c = jnp.array(0.5)                                  # or a tracer, inside jax.grad
+    link = as_module(lambda z: jnp.tanh(c * z[0, 0]))   # an eqx.Module with the leaf c
+
+A link, loss or likelihood that closes over a traced array would otherwise leak the tracer, or lose
+its derivative where a solver has a rule of its own. `jax.closure_convert` would give a jaxpr of one
+shape and one precision; here the Python function itself is pickled with its arrays taken out, and
+unpickled with others in their places.
+
+Arrays are found wherever cloudpickle looks: in closure cells, default values, the `self` of bound
+methods, arguments of `functools.partial`, functions under `jax.jit`, containers, attributes of
+objects, and globals of the user's own functions. JAX arrays become leaves. Python numbers and NumPy
+arrays stay static, compared by value: two functions of equal code that close over equal values are
+one compiled program.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
+import pickle
+import types
 import warnings
+from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import cloudpickle
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -101,3 +123,137 @@ def is_zero(value: object) -> bool:
     """True where the number is known to be zero. Inside jit call it before jnp.asarray, which
     traces known numbers."""
     return concrete(value) and not np.any(np.asarray(value) != 0)
+
+
+_Function = TypeVar("_Function", bound="Callable[..., Any] | None")
+
+# Objects that are not pickled but compared by identity, by address. They are kept alive, so that
+# no other object gets the address.
+_constants: dict[int, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Template:
+    """A function without its arrays; equal to another of equal code and static values."""
+
+    key: Hashable
+    original: Any = dataclasses.field(compare=False)
+
+
+class ClosedFunction(eqx.Module):
+    """A function whose arrays are leaves. Made by `as_module`.
+
+    Attributes:
+        arrays: The arrays that the function closes over, and `eqx.Module`s with arrays.
+        template: The function without these.
+    """
+
+    arrays: tuple[Any, ...]
+    template: _Template = eqx.field(static=True)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.function(*args, **keywords)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # addresses of constants are those of this process: another one takes the arrays out anew
+        return as_module, (self.function,)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The Python function, with the arrays in their places."""
+        # without arrays it stays the same object, and so do lists in it that its owner appends to
+        if not self.arrays:
+            return self.template.original
+        return _Unpickler(self.template.key, self.arrays).load()
+
+    @property
+    def __name__(self) -> str:
+        return repr(self)
+
+    def __repr__(self) -> str:
+        function = self.template.original
+        return getattr(function, "__qualname__", type(function).__name__)
+
+
+def as_module(function: _Function) -> _Function:
+    """The function as a pytree, with the arrays that it closes over as leaves.
+
+    Args:
+        function: A callable, or None.
+
+    Returns:
+        A `ClosedFunction`, whose `function` without arrays is the function itself. An `eqx.Module`
+        stays one, with the functions in its leaves converted. None stays None.
+    """
+    if isinstance(function, eqx.Module) and hasattr(function, "__wrapped__"):  # eqx.filter_jit
+        return as_module(function.__wrapped__)  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(function, eqx.Module) or function is None:
+        convert = lambda leaf: as_module(leaf) if callable(leaf) else leaf
+        return jax.tree.map(convert, function)
+    pickler = _Pickler()
+    try:
+        pickler.dump(function)
+    except Exception:  # an object's own pickling may raise anything: equal to itself only, then
+        template = _Template(id(function), function)
+        return ClosedFunction((), template)  # pyright: ignore[reportReturnType]
+    template = _Template(pickler.file.getvalue(), function)
+    return ClosedFunction(tuple(pickler.arrays), template)  # pyright: ignore[reportReturnType]
+
+
+def check_closure(name: str, function: Callable[..., Any], *values: PyTree) -> None:
+    """Raise a ValueError for a function of these values (arrays, or their shapes) that depends on a
+    traced array which `as_module` did not find."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), values)
+    dynamic, static = eqx.partition(function, eqx.is_array)
+    jaxpr = jax.make_jaxpr(lambda d, v: eqx.combine(d, static)(*v))(dynamic, shapes)
+    if any(isinstance(constant, Tracer) for constant in jaxpr.consts):
+        raise ValueError(
+            f"{name}: got a function that depends on a traced array in a place that is not "
+            "searched; allowed: arrays in its closure, its default values or functools.partial, or "
+            "an eqx.Module with the array as a field."
+        )
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles a function and takes its arrays out."""
+
+    def __init__(self) -> None:
+        self.file = io.BytesIO()
+        self.arrays: list[Any] = []
+        super().__init__(self.file)
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """The place of an array, or of a module that may hold some."""
+        if not isinstance(obj, (jax.Array, eqx.Module)):
+            return None
+        module: Any = obj if isinstance(obj, eqx.Module) else None
+        self.arrays.append(obj if module is None else as_module(module))
+        return len(self.arrays) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Objects that have no copies: classes, and what cannot be pickled (caches, locks)."""
+        if isinstance(obj, types.FunctionType) or type(obj) in self.dispatch_table:
+            return super().reducer_override(obj)
+        # cloudpickle would copy a class of a notebook, and unpickle into the class itself: its
+        # methods would then hold the tracers of the solver that calls the copy
+        if not isinstance(obj, type):
+            with contextlib.suppress(TypeError):
+                return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        _constants[id(obj)] = obj
+        return _constant, (id(obj),)
+
+
+def _constant(address: int) -> Any:
+    return _constants[address]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles a function with other arrays in their places."""
+
+    def __init__(self, pickled: Any, arrays: tuple[Any, ...]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self.arrays = arrays
+
+    def persistent_load(self, pid: int) -> Any:
+        """The array of a place."""
+        return self.arrays[pid]

@@ -23,9 +23,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.display import describe, safe_repr
-from jaxsmi.core.moments import SecondMoments, second_moments
+from jaxsmi.core.inputs import SecondMoments, Whitening, second_moments, whitening_of
 from jaxsmi.core.validate import check
-from jaxsmi.core.whitening import Whitening, whitening_of
 
 
 class HasTeacher(Protocol):

@@ -14,8 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.codes import Result
-from jaxsmi.core.results import Solution
+from jaxsmi.core.results import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
 

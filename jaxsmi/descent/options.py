@@ -12,9 +12,8 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, theory_dtype
+from jaxsmi.core.arrays import PyTree, as_module, theory_dtype
 from jaxsmi.core.data import Dataset, Regenerated
-from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import COSINE, UNIT_INTERVAL, check
 from jaxsmi.design.blocks import shifted
 from jaxsmi.design.tokens import Directions

@@ -34,7 +34,7 @@ from jaxsmi.design.blocks import BLOCK, Inputs, product_dtype, summed
 from jaxsmi.design.passes import back_project, project
 from jaxsmi.design.tokens import Directions, Tokens
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
-from jaxsmi.numerics.nets import covariance_and_variance, quotient
+from jaxsmi.numerics.quadrature import covariance_and_variance, quotient
 from jaxsmi.priors.iid import AbstractIidPrior
 
 _LARGE = 2**26  # numbers of inputs (0.5 GB in float64) that `weighted` reads at once

@@ -67,7 +67,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.design.base import AbstractOperator
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
-from jaxsmi.numerics.nets import quotient
+from jaxsmi.numerics.quadrature import quotient
 
 _SIGNIFICANT = 3.0  # standard errors: one of 370 steps is calibrated by chance
 _LEAST = 1e-4  # of A: T of a heavy-tailed sum may be negative

@@ -35,9 +35,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, frozen, nan, theory_dtype
-from jaxsmi.core.codes import Result, worst
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
-from jaxsmi.core.results import Estimate, Solution
+from jaxsmi.core.results import Estimate, Result, Solution, worst
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.learner_map import LearnerMap
 from jaxsmi.inference.matrix_map import MatrixLearnerMap, PrecisionMap
@@ -56,7 +55,7 @@ from jaxsmi.numerics import implicit
 from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
-from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two
 
 # empirical: a hundred plain steps next to a threshold, before Newton steps begin
 _MAX_STEPS = 300

@@ -42,9 +42,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import PyTree, not_recorded, not_recorded_where, theory_dtype
-from jaxsmi.core.codes import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay
+from jaxsmi.core.results import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.validate import call_user_function
 from jaxsmi.design.base import AbstractOperator
 from jaxsmi.inference.calibration import Damping, Draws, calibration, draws, misfit, widened

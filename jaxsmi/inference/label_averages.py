@@ -26,8 +26,8 @@ from jaxsmi.channels.proximal import Reply
 from jaxsmi.core.arrays import not_recorded, theory_dtype
 from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, Truth
 from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
+from jaxsmi.numerics.quadrature import gaussian_points
 
 # Points come with the signs of ξ and of η flipped, so that symmetries of even links hold exactly.
 _SIGNS = ((1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0))

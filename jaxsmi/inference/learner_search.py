@@ -13,7 +13,7 @@ their start.
 
 The best ridge, or shape of a loss: minimise log E(p), E the test error of the learner with
 parameters p at its fixed point, whose derivative is implicit; guarded quasi-Newton steps
-(numerics/descent.py), each begun at the fixed point of the last.
+(numerics/minimum.py), each begun at the fixed point of the last.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree
-from jaxsmi.core.codes import Result
+from jaxsmi.core.driver import Bar, tqdm
 from jaxsmi.core.options import Averages, Iteration, Start
-from jaxsmi.core.progress import Bar, tqdm
-from jaxsmi.core.results import LearnerSolution
+from jaxsmi.core.results import LearnerSolution, Result
 from jaxsmi.core.validate import check
 from jaxsmi.inference.evolution import state_evolution, validate_settings
 from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.descent import SearchEnd, minimise
+from jaxsmi.numerics.minimum import SearchEnd, minimise
 
 _NAMES = ("informed", "uninformed", "directions")
 _REACHED = (Result.SUCCESS, Result.UNSTABLE, Result.INACCURATE)

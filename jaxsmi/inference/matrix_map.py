@@ -35,8 +35,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, frozen, nan_unless, not_recorded, theory_dtype
-from jaxsmi.core.codes import Result
 from jaxsmi.core.driver import Run
+from jaxsmi.core.results import Result
 from jaxsmi.core.validate import check
 from jaxsmi.inference.learner_map import AbstractLearnerMap
 from jaxsmi.inference.order_map import (
@@ -53,7 +53,7 @@ from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import fixed_point, roots
 from jaxsmi.numerics.anderson import Place
 from jaxsmi.numerics.linear_algebra import spectral_radius
-from jaxsmi.numerics.random_matrix.base import NODES, AbstractSpectrum, band_nodes
+from jaxsmi.numerics.symmetric_spectrum import NODES, AbstractSpectrum, band_nodes
 
 _LARGEST_PRECISION = 1e10  # beyond it V is below what the spectra resolve
 _LARGEST = 1e8  # response that the iteration starts with, at most

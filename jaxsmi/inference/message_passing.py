@@ -28,11 +28,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, nan, not_recorded, theory_dtype
-from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
-from jaxsmi.core.results import LearnerSolution, Solution
+from jaxsmi.core.results import RUNNING, LearnerSolution, Result, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.calibration import with_norm
 from jaxsmi.inference.iteration import (

@@ -33,16 +33,15 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, arithmetic, frozen, nan, nan_unless
-from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.driver import AbstractSolver, Run, init_run, run_solver
 from jaxsmi.core.options import Averages, Start
-from jaxsmi.core.results import Solution
+from jaxsmi.core.results import INACCURATE_SHARE, Result, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.linear_algebra import symmetric
-from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two
 
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
 _START = 1e-3  # overlap of an uninformed start: zero is a fixed point of even links

@@ -34,9 +34,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan, not_recorded
-from jaxsmi.core.codes import Result
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.results import Solution
+from jaxsmi.core.results import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.design.index import IndexOperator
 from jaxsmi.inference.calibration import with_norm

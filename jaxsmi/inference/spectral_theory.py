@@ -58,7 +58,7 @@ from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argumen
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
-from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two
 
 _POINTS = 2**14
 _NETS = 16  # G has heavy tails: with fewer the spread is inaccurate

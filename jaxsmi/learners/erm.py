@@ -24,9 +24,8 @@ from jaxsmi.channels import proximal
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import Reply
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import as_module, concrete, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.functions import as_module
 from jaxsmi.core.validate import NON_NEGATIVE, check
 from jaxsmi.learners import losses
 from jaxsmi.learners.base import (

@@ -30,8 +30,8 @@ from jaxsmi.learners.base import (
     linear_moments,
 )
 from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.linear_algebra import sqrt_psd
+from jaxsmi.numerics.quadrature import gaussian_points
 
 _NODES = 2**14  # of the average over weights, of each component of the teacher's prior
 

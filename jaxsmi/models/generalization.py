@@ -14,7 +14,7 @@ from jaxsmi.core.results import Estimate, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import AbstractModel, check_data, model_argument, title
 from jaxsmi.models.prediction import error_of_rows
-from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two
 
 
 def generalization_error(

@@ -39,7 +39,7 @@ from jaxsmi.models.base import (
 from jaxsmi.models.prediction import compiled_prediction_error, error_of_rows, prediction_error
 from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
-from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.priors.iid import AbstractIidPrior
 
 

@@ -18,8 +18,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.pullback import frame
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import is_zero
-from jaxsmi.core.functions import as_module
+from jaxsmi.core.arrays import as_module, is_zero
 from jaxsmi.core.validate import check
 from jaxsmi.models import links
 from jaxsmi.models.multi_index import MultiIndex, output_shape

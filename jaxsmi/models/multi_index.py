@@ -19,8 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood, NoInference
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, is_zero
-from jaxsmi.core.functions import as_module, check_closure
+from jaxsmi.core.arrays import as_module, check_closure, concrete, is_zero
 from jaxsmi.core.validate import POSITIVE, VARIANCE, check
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models.index import IndexModel

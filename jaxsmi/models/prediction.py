@@ -26,7 +26,7 @@ from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
-from jaxsmi.numerics.nets import randomised_gaussians
+from jaxsmi.numerics.quadrature import randomised_gaussians
 
 
 class Truth(NamedTuple):

@@ -23,8 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.results import Estimate
 from jaxsmi.models.prediction import mean_squared_gap
 from jaxsmi.numerics.linear_algebra import goe, sqrt_psd
-from jaxsmi.numerics.nets import power_of_two, randomised_gaussians
-from jaxsmi.numerics.quadrature import legendre
+from jaxsmi.numerics.quadrature import legendre, power_of_two, randomised_gaussians
 
 # Gauss-Legendre nodes over ten standard deviations to either side: an error of 1e-8
 # [theory: attention-indexed, section 5]

@@ -24,8 +24,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.functions import as_module
+from jaxsmi.core.arrays import as_module, concrete, theory_dtype
 from jaxsmi.core.validate import POSITIVE, Interval, check
 from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.multi_index import output_shape

@@ -1,8 +1,8 @@
 """Numerical methods, independent of models.
 
-linear_algebra: functions of symmetric matrices. quadrature: rules in one variable, and series.
-refining, with refining_rules and refining_sums: integrals that refine themselves. nets: randomised
-points, and control variates. roots: zeros in a bracket. fixed_point: fixed points and their
-errors. implicit: derivatives of solutions. continuation: limits
-of a small parameter. random_matrix: spectra. memory: how much of an integral is worked on at once.
+linear_algebra: small matrices. quadrature: points and weights of averages. refining, with
+refining_rules and refining_sums: integrals that refine themselves. roots: zeros in a bracket.
+minimum: minima. fixed_point, anderson: fixed points. implicit: derivatives of solutions.
+continuation: limits of a small parameter. symmetric_spectrum, rectangular_spectrum (by way of
+rectangular_branches): laws of a matrix plus noise.
 """

@@ -33,8 +33,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, not_recorded_where
-from jaxsmi.core.codes import Result, choose
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Run, advance, begin
+from jaxsmi.core.results import Result, choose
 from jaxsmi.numerics.linear_algebra import (
     positive_part,
     spectral_radius,

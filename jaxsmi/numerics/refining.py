@@ -28,18 +28,27 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, theory_dtype
 from jaxsmi.core.validate import POSITIVE
-from jaxsmi.numerics.memory import Block, block_within, working_memory
 from jaxsmi.numerics.refining_rules import (
     RADIUS,
     WIDE_OFFSET,
     AbstractRule,
     NetRule,
-    Nodes,
     TrapezoidRule,
     grid_fits,
-    no_weight,
 )
-from jaxsmi.numerics.refining_sums import Branch, Sums, merged, moments_of, no_sums, sums_over
+from jaxsmi.numerics.refining_sums import (
+    Block,
+    Branch,
+    Nodes,
+    Sums,
+    block_within,
+    merged,
+    moments_of,
+    no_sums,
+    no_weight,
+    sums_over,
+    working_memory,
+)
 
 # empirical: below 32 effective nodes the groups of a rule may agree by chance
 _MIN_ESS = 32.0

@@ -13,18 +13,17 @@ are rules of their own; their disagreement with the whole is the error estimate,
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.numerics.memory import Block
-from jaxsmi.numerics.nets import Net, nets
+from jaxsmi.numerics.quadrature import Net, nets
+from jaxsmi.numerics.refining_sums import Block, Nodes, no_weight
 
 # Radius of the ball of nodes in standard deviations (4e-8 of a Gaussian's mass lies outside 5.5),
 # and that of a second family of rules, for the few samples whose posterior reaches the first's edge
@@ -72,19 +71,6 @@ def grid_fits(dimension: int, max_nodes: int) -> bool:
     if dimension not in NODES_PER_AXIS:
         return dimension == 0
     return _BALL[dimension] * NODES_PER_AXIS[dimension][0] ** dimension <= max_nodes
-
-
-def no_weight(dtype: DTypeLike) -> np.floating:
-    """The logarithm of no weight: finite, so that the difference of two of them is not NaN."""
-    return jnp.finfo(dtype).min / 4
-
-
-class Nodes(NamedTuple):
-    """Points t (n, d), their log-weights (n,), and the weight (n,) of the tail that is cut off."""
-
-    points: Array
-    log_weight: Array
-    tail: Array
 
 
 def standard_error(full: Array, parts: Array) -> Array:

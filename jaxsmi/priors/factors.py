@@ -35,13 +35,17 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.quadrature import legendre
-from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
-from jaxsmi.numerics.random_matrix.rectangular import (
+from jaxsmi.numerics.rectangular_spectrum import (
     rectangular_error,
     rectangular_information,
     rectangular_spectrum,
 )
-from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
+from jaxsmi.numerics.symmetric_spectrum import (
+    AbstractSpectrum,
+    mutual_information,
+    shrinkage_error,
+    spectrum,
+)
 from jaxsmi.priors.spectral import AbstractMatrixLaw, SmallWidth, SpectralPrior
 
 ASPECT = validate.Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)

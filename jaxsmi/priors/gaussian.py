@@ -25,8 +25,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import arithmetic, nan_unless, theory_dtype
-from jaxsmi.numerics.linear_algebra import inverse_of_many, sqrt_psd, symmetric
-from jaxsmi.numerics.triangular import bartlett, bartlett_size
+from jaxsmi.numerics.linear_algebra import (
+    bartlett,
+    bartlett_size,
+    inverse_of_many,
+    sqrt_psd,
+    symmetric,
+)
 from jaxsmi.priors.base import Traits
 from jaxsmi.priors.columns import Mixture
 from jaxsmi.priors.iid import AbstractIidPrior, fields, precision_matrix, sizes

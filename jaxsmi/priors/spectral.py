@@ -31,7 +31,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.numerics.linear_algebra import goe
-from jaxsmi.numerics.random_matrix.base import AbstractSpectrum
+from jaxsmi.numerics.symmetric_spectrum import AbstractSpectrum
 from jaxsmi.priors.base import AbstractPrior, Traits
 
 _SMALLEST_PRECISION = 1e-12  # a posterior divides by the precision; below this it is the prior

@@ -40,10 +40,9 @@ from jaxsmi.core.options import Averages
 from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.sequence_single_index import SequenceLoss
 from jaxsmi.models.teacher_student import TeacherStudent
-from jaxsmi.numerics.gaussian_points import gaussian_points
 from jaxsmi.numerics.implicit import not_differentiable
-from jaxsmi.numerics.nets import power_of_two
-from jaxsmi.numerics.triangular import triangular_root
+from jaxsmi.numerics.linear_algebra import triangular_root
+from jaxsmi.numerics.quadrature import gaussian_points, power_of_two
 from jaxsmi.sgd.coordinates import Coordinates, contract, placed, shifted, slopes
 from jaxsmi.sgd.hermite import (
     Grid,

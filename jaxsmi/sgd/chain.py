@@ -28,10 +28,10 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import AbstractSolver, Run, advance, begin
+from jaxsmi.core.results import RUNNING, Result
 from jaxsmi.models.teacher_student import TeacherStudent
-from jaxsmi.numerics.triangular import acceptance_tries, chi_square
+from jaxsmi.numerics.linear_algebra import acceptance_tries, chi_square
 from jaxsmi.sgd.coordinates import Coordinates, contract, factor, shifted, slopes
 
 # Random numbers of a run are drawn in blocks of so many numbers, and of so many steps at most:

@@ -30,7 +30,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.models.teacher_student import TeacherStudent
-from jaxsmi.numerics.triangular import triangular_root
+from jaxsmi.numerics.linear_algebra import triangular_root
 
 
 class Coordinates(eqx.Module):

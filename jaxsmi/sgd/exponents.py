@@ -28,13 +28,12 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.functions import as_module
+from jaxsmi.core.arrays import as_module
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher
-from jaxsmi.numerics.nets import randomised_gaussians
-from jaxsmi.numerics.quadrature import hermite_polynomials
+from jaxsmi.numerics.quadrature import hermite_polynomials, randomised_gaussians
 from jaxsmi.sgd.averages import sizes_of
 from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_moment, terms
 

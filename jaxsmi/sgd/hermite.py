@@ -17,8 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree
-from jaxsmi.core.functions import as_module
+from jaxsmi.core.arrays import PyTree, as_module
 from jaxsmi.core.validate import Interval
 from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.students import Network

@@ -26,9 +26,14 @@ from jaxsmi.models.base import title
 from jaxsmi.models.index import IndexModel
 from jaxsmi.models.sequence_single_index import SequenceLoss
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-from jaxsmi.numerics.gaussian_points import gaussian_points
-from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
-from jaxsmi.numerics.triangular import triangular_root
+from jaxsmi.numerics.linear_algebra import (
+    conjugation,
+    inverse_root,
+    sqrt_psd,
+    symmetric,
+    triangular_root,
+)
+from jaxsmi.numerics.quadrature import gaussian_points
 from jaxsmi.sgd.averages import Moments, Place, net_averages, place_of, sizes_of, spread
 from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_moment, square
 from jaxsmi.sgd.problem import (

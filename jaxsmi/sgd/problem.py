@@ -17,8 +17,7 @@ from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
 from jaxsmi.descent.options import LOSS, Gradient, check_scalar, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-from jaxsmi.numerics.linear_algebra import symmetric
-from jaxsmi.numerics.triangular import triangular_root
+from jaxsmi.numerics.linear_algebra import symmetric, triangular_root
 from jaxsmi.sgd.coordinates import coordinates_of
 
 _MODEL = (

@@ -12,14 +12,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import codes, validate
+from jaxsmi.core import results, validate
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.codes import RUNNING, Result
 from jaxsmi.core.driver import init_run, run_solver
+from jaxsmi.core.results import RUNNING, Result
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.options import Monitor, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-from jaxsmi.numerics.triangular import bartlett, bartlett_size, triangular_root
+from jaxsmi.numerics.linear_algebra import bartlett, bartlett_size, triangular_root
 from jaxsmi.sgd.chain import Blocks, OverlapChain, Update
 from jaxsmi.sgd.coordinates import Coordinates, placed, rows_of
 from jaxsmi.sgd.problem import Initial, Point, Rule, check_gradient, gram_of, pair_of, point_of
@@ -219,7 +219,7 @@ class Simulation(eqx.Module):
     @property
     def message(self) -> str:
         """The outcome of the runs, and the remedies (outside jit and vmap)."""
-        return codes.message(self.result)
+        return results.message(self.result)
 
 
 def simulate(

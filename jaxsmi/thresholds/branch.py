@@ -14,14 +14,13 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.posterior import response_of, weighted_posteriors
-from jaxsmi.core.codes import Result
-from jaxsmi.core.results import Threshold
+from jaxsmi.core.results import Result, Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, roots
 from jaxsmi.numerics.linear_algebra import inverse_root, positive_part, symmetric
-from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.thresholds.weak import Growth, growth
 

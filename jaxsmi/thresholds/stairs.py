@@ -23,13 +23,12 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen, nan
-from jaxsmi.core.codes import INACCURATE_SHARE, Result, worst
+from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages
-from jaxsmi.core.progress import Bar
-from jaxsmi.core.results import Threshold
+from jaxsmi.core.results import INACCURATE_SHARE, Result, Threshold, worst
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.thresholds.branch import NETS, BranchPoint, check_oblique, next_crossing, scan_branch
 from jaxsmi.thresholds.root import SearchRegion, roots
 from jaxsmi.thresholds.weak import check_model, sizes_of, weak_recovery

@@ -15,15 +15,14 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.posterior import weighted_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny, nan
-from jaxsmi.core.codes import INACCURATE_SHARE, Result
 from jaxsmi.core.options import Averages
-from jaxsmi.core.results import Threshold
+from jaxsmi.core.results import INACCURATE_SHARE, Result, Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.continuation import Limit, ladder, limit
 from jaxsmi.numerics.implicit import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
-from jaxsmi.numerics.nets import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two
 
 _EQUAL = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
 _EQUAL_SIGMAS = 4.0  # .. and those that agree within so many standard errors

@@ -29,8 +29,7 @@ from jax.typing import ArrayLike
 
 import jaxsmi
 from jaxsmi.core import validate
-from jaxsmi.core.codes import Result
-from jaxsmi.core.results import Solution, index_names
+from jaxsmi.core.results import Result, Solution, index_names
 
 if TYPE_CHECKING:
     import xarray

@@ -23,10 +23,9 @@ import jax
 import numpy as np
 
 from jaxsmi.core import validate
-from jaxsmi.core.codes import Result
-from jaxsmi.core.progress import tqdm
-from jaxsmi.core.results import Solution
-from jaxsmi.core.setup import CACHE_SETTINGS
+from jaxsmi.core.driver import tqdm
+from jaxsmi.core.options import CACHE_SETTINGS
+from jaxsmi.core.results import Result, Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench.rows import FIELDS, Grid, Row
 from jaxsmi.workbench.storage import import_xarray, provenance, whole

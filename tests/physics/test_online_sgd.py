@@ -13,7 +13,7 @@ from whole_vectors import whole_vectors
 import jaxsmi as smi
 from helpers import differences, keys, mean_and_error
 from jaxsmi import Result
-from jaxsmi.numerics.triangular import triangular_root
+from jaxsmi.numerics.linear_algebra import triangular_root
 from jaxsmi.sgd.averages import net_averages
 from jaxsmi.sgd.problem import pair_of
 

@@ -18,8 +18,8 @@ import pytest
 import jaxsmi as smi
 from helpers import slow_but
 from jaxsmi.design.blocks import BLOCK
-from jaxsmi.numerics import memory, refining
-from jaxsmi.numerics.memory import Block, block_within, working_memory
+from jaxsmi.numerics import refining, refining_sums
+from jaxsmi.numerics.refining_sums import Block, block_within, working_memory
 
 OVER_DEVICES = [
     f"message passing, {name}"
@@ -248,7 +248,7 @@ def test_blocks_change_no_number(model, monkeypatch):
     statistic = channel.statistic(jax.vmap(channel.label)(jnp.asarray(fields), noise))
     V = 0.4 * jnp.eye(built.indices)
     found = []
-    for size in (memory.CACHE, 2**31):
+    for size in (refining_sums.CACHE, 2**31):
         monkeypatch.setattr(refining, "working_memory", lambda size=size: size)
         found.append(jax.jit(lambda s, w: channel.respond(s, w, V))(statistic, omega))
     for name in ("log_partition", "g", "ess"):

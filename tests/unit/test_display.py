@@ -11,7 +11,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.core.display import format_estimate
-from jaxsmi.core.progress import Bar
+from jaxsmi.core.driver import Bar
 from jaxsmi.core.results import Estimate, Threshold
 
 KEY = jax.random.key(0)

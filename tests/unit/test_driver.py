@@ -11,8 +11,8 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
-from jaxsmi.core.codes import RUNNING, choose
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay, advance, begin, run_solver
+from jaxsmi.core.results import RUNNING, choose
 
 
 class Halving(AbstractSolver):

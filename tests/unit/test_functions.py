@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsmi.core.functions import ClosedFunction, as_module, check_closure
+from jaxsmi.core.arrays import ClosedFunction, as_module, check_closure
 
 GLOBAL = jnp.array(2.0)
 

@@ -11,7 +11,7 @@ from scipy import integrate, linalg, optimize
 
 import jaxsmi as smi
 from helpers import respond
-from jaxsmi.core.moments import block_of, second_moments
+from jaxsmi.core.inputs import block_of, second_moments
 from jaxsmi.inference.message_passing import warn_of_inputs
 from jaxsmi.priors import Gaussian, GaussianProfile
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.numerics.nets import (
+from jaxsmi.numerics.quadrature import (
     covariance_and_variance,
     direction_numbers,
     generated_directions,

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsmi.numerics.random_matrix.rectangular import (
+from jaxsmi.numerics.rectangular_spectrum import (
     rectangular_error,
     rectangular_information,
     rectangular_spectrum,
 )
-from jaxsmi.numerics.random_matrix.symmetric import mutual_information, shrinkage_error, spectrum
+from jaxsmi.numerics.symmetric_spectrum import mutual_information, shrinkage_error, spectrum
 from jaxsmi.priors.factors import ProductPrior
 
 SLOW = pytest.mark.slow

@@ -8,8 +8,8 @@ from scipy import integrate, special
 
 import jaxsmi as smi
 from helpers import compilations, keys
-from jaxsmi.core.codes import Result
-from jaxsmi.numerics import triangular
+from jaxsmi.core.results import Result
+from jaxsmi.numerics import linear_algebra
 from jaxsmi.sgd.averages import net_averages
 from jaxsmi.sgd.exponents import sampled_expansion
 from jaxsmi.sgd.hermite import Grid, activation_coefficients, correlation
@@ -404,9 +404,9 @@ def test_sampled_risks_have_honest_errors():
 @pytest.mark.parametrize("count", [1, 57, 997])
 def test_chi_square(count):
     """Mean n, variance 2n, third cumulant 8n, of 400 000 draws, within five standard errors."""
-    tries, n = triangular.acceptance_tries(count), 400_000
+    tries, n = linear_algebra.acceptance_tries(count), 400_000
     normals = jax.random.normal(jax.random.key(count), (n, 3, tries))
-    x = np.asarray(triangular.chi_square(jnp.asarray(float(count)), normals))
+    x = np.asarray(linear_algebra.chi_square(jnp.asarray(float(count)), normals))
     centred = x - count
     for moment, known in ((x, count), (centred**2, 2 * count), (centred**3, 8 * count)):
         assert abs(moment.mean() - known) < 5 * moment.std() / np.sqrt(n)

@@ -3,7 +3,7 @@ r"""The rectangular free convolution: singular values of a Gaussian product plus
 Equations here [ETBMZ25; theory: random-matrices, Eqs. (19) to (41)], Y = S + √R Z/(d₁d₂)^¼, short
 side d₁, k² = R₁ = d₂/d₁ >= 1, R₂ = r/d₁, μ the law of the singular values of Y and of their
 opposites, G(z) = ∫ μ/(z - y) = H + iπμ just below the real axis; s(D), N, M and B as in
-branches.py:
+rectangular_branches.py:
 
     z² = s(D),     z G(z) = N(D)/D
     edges: s'(D) = 0: above R₂ (the last), between the positive roots of M and N (the first,
@@ -40,14 +40,7 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
-from jaxsmi.numerics.random_matrix.base import (
-    NODES,
-    AbstractSpectrum,
-    band_nodes,
-    existing_edges,
-    positive_root,
-)
-from jaxsmi.numerics.random_matrix.branches import (
+from jaxsmi.numerics.rectangular_branches import (
     WIDE,
     Roots,
     below,
@@ -58,6 +51,13 @@ from jaxsmi.numerics.random_matrix.branches import (
     roots_of,
     solved,
     within,
+)
+from jaxsmi.numerics.symmetric_spectrum import (
+    NODES,
+    AbstractSpectrum,
+    band_nodes,
+    existing_edges,
+    positive_root,
 )
 
 _LEAST = 1e-12  # singular values may be zero, where H has a pole for R₁ > 1
