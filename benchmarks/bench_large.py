@@ -21,7 +21,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.design.blocks import draw_inputs
-from jaxsmi.design.index import IndexOperator
+from jaxsmi.design.designs import IndexOperator
 
 jax.config.update("jax_enable_x64", True)
 

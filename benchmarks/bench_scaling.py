@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 import jaxsmi as smi
-from jaxsmi.design.index import IndexOperator
+from jaxsmi.design.designs import IndexOperator
 
 jax.config.update("jax_enable_x64", True)
 

@@ -1,5 +1,5 @@
 """How inputs turn a signal into fields: shapes, sizes, drawing of inputs, and the two products.
 
-base: the interfaces. index, symmetric, rectangular: rows W, symmetric and rectangular matrices.
-tokens: inputs around fixed directions. blocks: inputs in blocks of samples. passes: X Wᵀ and Gᵀ X.
+base: the interfaces. designs: rows W, symmetric and rectangular matrices. tokens: inputs around
+fixed directions. blocks: inputs in blocks of samples, and the products X Wᵀ and Gᵀ X.
 """

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -71,9 +72,9 @@ class AbstractDesign(eqx.Module):
         """Laws of the entries of inputs, by their names; with more than one they are iid."""
         return LAWS
 
-    @abc.abstractmethod
     def entries(self, dimension: int) -> int:
-        """n, the number that sample sizes are measured in."""
+        """n, the number that sample sizes are measured in: of a row, or a matrix, of the signal."""
+        return math.prod(self.shapes((1, *self.input_shape(dimension))).signal[1:])
 
     @abc.abstractmethod
     def input_shape(self, dimension: int) -> tuple[int, int]:
@@ -83,9 +84,13 @@ class AbstractDesign(eqx.Module):
     def shapes(self, inputs: tuple[int, ...]) -> Shapes:
         """Shapes of signal and fields in message passing, from that of the inputs (N, ., .)."""
 
-    @abc.abstractmethod
     def check_inputs(self, inputs: Inputs) -> None:
         """Raise a ValueError for inputs of another shape."""
+        size = inputs.shape[2]
+        rows = self.input_shape(size)[0]
+        allowed = f"(N, {rows}, D) with D >= {self.least_dimension}"
+        fits = inputs.shape[1] == rows and size >= self.least_dimension
+        check(fits, "data.inputs", inputs, allowed)
 
     @abc.abstractmethod
     def operator(self, inputs: Inputs) -> AbstractOperator:
@@ -105,18 +110,14 @@ class AbstractDesign(eqx.Module):
         is that of one input."""
         return draw_inputs(key, samples, shape, dtype, store, self.laws[law])
 
-    def check_directions(self, vectors: ArrayLike | None) -> None:
-        """Raise a ValueError for vectors that cannot be fixed directions of the inputs."""
-        allowed = "None: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
-        check(vectors is None, "directions", vectors, allowed)
-
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
     ) -> Directions | None:
         """The fixed directions around which inputs lie: `vectors`, or drawn; None: inputs are
-        centred."""
+        centred, and vectors a ValueError."""
         del key, teacher
-        self.check_directions(vectors)
+        allowed = "None: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
+        check(vectors is None, "directions", vectors, allowed)
         return None
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:

@@ -37,7 +37,7 @@ from jaxsmi.core.arrays import nan, not_recorded
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
-from jaxsmi.design.index import IndexOperator
+from jaxsmi.design.designs import IndexOperator
 from jaxsmi.inference.calibration import with_norm
 from jaxsmi.inference.iteration import (
     EVERYWHERE,

@@ -39,7 +39,7 @@ from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.base import MessagePassing
-from jaxsmi.design.symmetric import SymmetricDesign
+from jaxsmi.design.designs import SymmetricDesign
 from jaxsmi.models.factors import SymmetricFactors
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.models.matrix_outputs import Labels, output_model

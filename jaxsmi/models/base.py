@@ -143,8 +143,6 @@ class AbstractModel(eqx.Module):
         law = validate.choice("inputs", inputs, tuple(design.laws))
         dtype = validate.optional(validate.dtype, "dtype", dtype)
         store = validate.flag("store", store)
-        # before a teacher is drawn, which `design.directions` needs
-        design.check_directions(directions)
         teacher = validate.optional(validate.array, "teacher", teacher, "an array of real numbers")
         samples = max(round(float(alpha) * design.entries(dimension)), 1)
         # JAX indexes with 32 bits

@@ -40,7 +40,7 @@ from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import VARIANCE, check
 from jaxsmi.design.base import MessagePassing
-from jaxsmi.design.rectangular import RectangularDesign
+from jaxsmi.design.designs import RectangularDesign
 from jaxsmi.models.factors import ProductFactors
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.models.matrix_outputs import Labels, output_model

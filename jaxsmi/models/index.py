@@ -27,7 +27,7 @@ from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import check
 from jaxsmi.design.blocks import Inputs
-from jaxsmi.design.index import IndexDesign, IndexOperator
+from jaxsmi.design.designs import IndexDesign, IndexOperator
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models.base import (
     AbstractMetric,

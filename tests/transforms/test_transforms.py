@@ -13,7 +13,7 @@ import pytest
 
 import jaxsmi as smi
 from helpers import compilations
-from jaxsmi.design.index import IndexOperator
+from jaxsmi.design.designs import IndexOperator
 
 KEY = jax.random.key(0)
 CHEAP = {"averages": smi.Averages(64, nets=2), "iteration": smi.Iteration(25)}

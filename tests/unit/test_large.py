@@ -20,9 +20,7 @@ from jax import export
 import jaxsmi as smi
 from helpers import slow_but
 from jaxsmi.design.blocks import draw_inputs
-from jaxsmi.design.index import IndexOperator
-from jaxsmi.design.rectangular import RectangularOperator
-from jaxsmi.design.symmetric import SymmetricOperator
+from jaxsmi.design.designs import IndexOperator, RectangularOperator, SymmetricOperator
 
 KEY, LINEAR = jax.random.key(3), smi.links.linear(0.1)
 MODELS = {

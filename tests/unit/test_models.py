@@ -9,7 +9,7 @@ import pytest
 
 import jaxsmi as smi
 from helpers import attention_network
-from jaxsmi.design.index import IndexOperator
+from jaxsmi.design.designs import IndexOperator
 from jaxsmi.models.prediction import prediction_error
 
 KEY = jax.random.key(0)
