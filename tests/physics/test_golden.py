@@ -124,6 +124,7 @@ NUMBERS = {
 }
 # fmt: on
 SLOW = {
+    "state evolution, sparse prior",
     "state evolution, correlated prior",
     "state evolution, two layers",
     "derivative in α, phase retrieval",

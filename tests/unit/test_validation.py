@@ -165,4 +165,5 @@ def test_validation_takes_microseconds():
         start = time.perf_counter()
         ask(1.0, 2, None, [1.0])
         times.append(time.perf_counter() - start)
-    assert np.median(times) < 300e-6
+    # other programs of the machine may only lengthen a call
+    assert np.quantile(times, 0.1) < 300e-6
