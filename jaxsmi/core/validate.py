@@ -172,6 +172,11 @@ def instance(
     return value
 
 
+def settings(name: str, value: Any, kind: type[_Kind], allowed: str) -> _Kind:
+    """A record of settings; None stands for its defaults."""
+    return instance(name, kind() if value is None else value, kind, allowed)
+
+
 def function(name: str, value: Any, allowed: str) -> Callable[..., Any]:
     """A callable; `allowed` says of which arguments."""
     check(callable(value), name, value, allowed)

@@ -108,9 +108,9 @@ def train(
     key = validate.key("key", key, many=True)
     steps = validate.count("steps", steps)
     allowed = "smi.Gradient(batch_size=.., ..)"
-    gradient = validate.instance("gradient", gradient or Gradient(), Gradient, allowed)
+    gradient = validate.settings("gradient", gradient, Gradient, allowed)
     allowed = "smi.Monitor(every=.., ..)"
-    monitor = validate.instance("monitor", monitor or Monitor(), Monitor, allowed)
+    monitor = validate.settings("monitor", monitor, Monitor, allowed)
     data, monitor = check_settings(model, data, gradient, monitor)
     state = initial_state(model, data, optimizer, key, start)
     # last: it compiles a gradient

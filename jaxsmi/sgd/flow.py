@@ -130,7 +130,7 @@ class _Equation(eqx.Module):
         rule = Rule.of(rate)
         check(rule.rate.ndim == 0, "rate", rule.rate, "one number")
         allowed = "a smi.Iteration of max_steps and tolerance alone"
-        iteration = validate.instance("iteration", iteration or Iteration(), Iteration, allowed)
+        iteration = validate.settings("iteration", iteration, Iteration, allowed)
         unused = iteration.damping is None and iteration.newton is None
         check(unused, "iteration", iteration, allowed)
         loss = rule.gradient.loss

@@ -78,8 +78,7 @@ class Rule(eqx.Module):
         allowed = "a finite number >= 0, or one for each row (P,)"
         self.rate = validate.array("rate", rate, allowed, interval=NON_NEGATIVE)
         check(self.rate.ndim <= 1, "rate", rate, allowed)
-        gradient = gradient or Gradient()
-        self.gradient = validate.instance("gradient", gradient, Gradient, "a smi.Gradient")
+        self.gradient = validate.settings("gradient", gradient, Gradient, "a smi.Gradient")
         beta = validate.number("momentum", momentum, FRACTION)
         decay = validate.number("weight_decay", weight_decay, NON_NEGATIVE)
         # None where it is known to be zero: the state then has no velocities, a step no such term

@@ -282,7 +282,7 @@ def simulate(
     pair = pair_of(model, student, rule.gradient.loss)
     keys = _keys(validate.key("key", key, many=True))
     dimension = validate.count("dimension", dimension, at_most=_EXACT)
-    monitor = validate.instance("monitor", monitor or Monitor(), Monitor, "a smi.Monitor")
+    monitor = validate.settings("monitor", monitor, Monitor, "a smi.Monitor")
     unused = (monitor.test, monitor.record, monitor.patience) == (None, None, None)
     check(unused, "monitor", monitor, "every, target, level and progress alone")
     update = _update(pair, rule, dimension, monitor)

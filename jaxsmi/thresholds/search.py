@@ -104,7 +104,7 @@ def search_threshold(
     points, nets = sizes_of(averages, 2**12, 16)
     averages = Averages(points * nets, nets)
     allowed = "smi.Iteration(max_steps=.., ..)"
-    iteration = validate.instance("iteration", iteration or Iteration(), Iteration, allowed)
+    iteration = validate.settings("iteration", iteration, Iteration, allowed)
     tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)
     settings = {"key": key, "alpha_max": most, "averages": averages, "steps": step + 1}
 

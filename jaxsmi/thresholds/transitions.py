@@ -264,9 +264,7 @@ def first_order(
     key = validate.key("key", key)
     points, nets = sizes_of(averages, 2**16, 8)
     allowed = "smi.Iteration(max_steps=..)"
-    max_steps = validate.instance(
-        "iteration", iteration or Iteration(), Iteration, allowed
-    ).max_steps
+    max_steps = validate.settings("iteration", iteration, Iteration, allowed).max_steps
     progress = validate.optional(validate.flag, "progress", progress)
     allowed = "an increasing vector of three numbers > 0 or more"
     chosen = np.geomspace(0.1, 5.0, 40) if alpha is None else alpha

@@ -186,7 +186,7 @@ def sizes_of(averages: Averages | None, points: int, nets: int) -> tuple[int, in
     """Points of each net and number of nets, by the defaults of a call; two points a net at
     least."""
     allowed = "smi.Averages(points=.., nets=..)"
-    chosen = validate.instance("averages", averages or Averages(), Averages, allowed)
+    chosen = validate.settings("averages", averages, Averages, allowed)
     return chosen.sizes(points, nets, images=2)
 
 
