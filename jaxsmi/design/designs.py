@@ -286,7 +286,7 @@ class SymmetricDesign(AbstractDesign):
         """(L, d, d) and (n, L, T²)."""
         return Shapes((self.layers, inputs[2], inputs[2]), (inputs[0], self.layers, self.tokens**2))
 
-    # a student's scores go through its factors (models/factors.py), but an estimate of message
+    # a student's scores go through its factors (models/matrix.py), but an estimate of message
     # passing has none: two products
     def operator(self, inputs: Inputs) -> SymmetricOperator:
         """√d S -> scores."""

@@ -7,10 +7,10 @@ from jaxsmi.models.attention_indexed import AttentionIndexed
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.models.deep_attention import DeepAttention
-from jaxsmi.models.generalization import generalization_error
 from jaxsmi.models.index import IndexModel, align
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.models.prediction import generalization_error
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.symmetry import AbstractSymmetry
 

@@ -10,7 +10,7 @@ S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d), α = n/d², ρ = r/d:
         hardmax: never, V ~ c(ρ) α^{-2}, c(ρ) = π (1+ρ) D(ρ)²/(8 K²), K = ∫ φ²/(Φ(1 - Φ))
     small width, ᾱ = α/ρ, ρ -> 0: something is learned from ᾱ_c = 1/f(0) at Q_0 = 1
 
-The channels are in channels/matrix_scores.py, prediction errors in score_error.py.
+The channels are in channels/matrix_scores.py, prediction errors in prediction.py.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.designs import SymmetricDesign
-from jaxsmi.models.factors import SymmetricFactors
-from jaxsmi.models.matrix import MatrixModel
+from jaxsmi.models.matrix import MatrixModel, SymmetricFactors
 from jaxsmi.models.matrix_outputs import Labels, output_model
-from jaxsmi.models.score_error import hardmax_error, softmax_error
+from jaxsmi.models.prediction import hardmax_error, softmax_error
 from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.factors import WishartPrior

@@ -41,8 +41,7 @@ from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import VARIANCE, check
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.designs import RectangularDesign
-from jaxsmi.models.factors import ProductFactors
-from jaxsmi.models.matrix import MatrixModel
+from jaxsmi.models.matrix import MatrixModel, ProductFactors
 from jaxsmi.models.matrix_outputs import Labels, output_model
 from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.symmetry import AbstractSymmetry

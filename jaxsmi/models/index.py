@@ -36,7 +36,7 @@ from jaxsmi.models.base import (
     label_shape,
     title,
 )
-from jaxsmi.models.prediction import compiled_prediction_error, error_of_rows, prediction_error
+from jaxsmi.models.prediction import error_of_rows, prediction_error
 from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
 from jaxsmi.numerics.quadrature import power_of_two
@@ -212,7 +212,7 @@ class IndexMetric(AbstractMetric):
         # nets of a power of two are balanced; eight of them give the spread to 27 %
         size = power_of_two(points // 8)
         key = validate.key("key", key)
-        return compiled_prediction_error(self.model, Q, key=key, bayes=bayes, points=size)
+        return prediction_error(self.model, Q, key=key, bayes=bayes, points=size)
 
     def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
         """The plug-in prediction error."""

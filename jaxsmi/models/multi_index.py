@@ -23,8 +23,7 @@ from jaxsmi.core.arrays import as_module, check_closure, concrete, is_zero
 from jaxsmi.core.validate import POSITIVE, VARIANCE, check
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models.index import IndexModel
-from jaxsmi.models.invariance import symmetries_of
-from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetry_of
+from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetries_of, symmetry_of
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior

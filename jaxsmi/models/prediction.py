@@ -1,32 +1,51 @@
-r"""Prediction error of an index model at given overlaps, by randomised nets.
+r"""Prediction errors on new inputs, without label noise.
 
-Equations here [theory: multi-index, Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
+Equations here, of index models at given overlaps, by randomised nets [theory: multi-index,
+Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
 
     theory:            z = ω + (ρ - Q)^{1/2} η
     of an estimate:    z = Mᵀ Q^{-1} ω + (ρ - Mᵀ Q^{-1} M)^{1/2} η
     (around the means B Eᵀ and R* Eᵀ, where inputs have fixed directions)
     plug-in:  E ‖link(z) - link(ω)‖²;     Bayes:  ½ E ‖link(z) - link(z')‖²
+
+of matrix scores [theory: attention-indexed, Eqs. (34) to (39)], ω ~ √q GOE(T),
+h = ω + √V GOE(T), Q_0 = q + V, of E[y|ω] and of y(ω):
+
+    linear            T(T+1) V                                  the same
+    hardmax, T = 2    (2/π) arccos(q/Q_0)                       (4/π) arccos √(q/Q_0)
+    softmax, T = 2    4 E_w Var_u[sigmoid(β u)]                 4 E (sigmoid(β u) - sigmoid(β w))²
+                      w ~ N(0, 3q), u ~ N(w, 3V)
+    others            by randomised nets; Q and V of several layers are matrices
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.core.arrays import PyTree, theory_dtype
-from jaxsmi.core.data import HasTeacher
-from jaxsmi.core.results import Estimate
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import PyTree, nan, theory_dtype
+from jaxsmi.core.data import Dataset, HasTeacher
+from jaxsmi.core.results import Estimate, Solution
+from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, check_data, model_argument, title
 from jaxsmi.numerics.implicit import not_differentiable
-from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
-from jaxsmi.numerics.quadrature import randomised_gaussians
+from jaxsmi.numerics.linear_algebra import goe, inverse_root, sqrt_psd
+from jaxsmi.numerics.quadrature import legendre, power_of_two, randomised_gaussians
+
+# Gauss-Legendre nodes over ten standard deviations to either side: an error of 1e-8
+# [theory: attention-indexed, section 5]
+_NODES = 600
 
 
 class Truth(NamedTuple):
@@ -46,6 +65,7 @@ class Truth(NamedTuple):
     means: tuple[Array, Array] | None = None
 
 
+@eqx.filter_jit
 def prediction_error(
     model: AbstractModel,
     Q: Array,
@@ -117,9 +137,6 @@ def derivative_of_labels(
     return not_differentiable(estimate, parameters, unless=moves)
 
 
-compiled_prediction_error = eqx.filter_jit(prediction_error)
-
-
 def mean_squared_gap(labels: Array, other: Array, bayes: bool) -> Estimate:
     """E ‖y - y'‖² of labels (nets, points, ...) and predictions, or of two labels of one posterior
     (`bayes`), with the standard error from the spread over the nets."""
@@ -155,3 +172,140 @@ def error_of_rows(
         means = (W @ mean, teacher @ mean)
     truth = Truth(W @ teacher.T / D, teacher @ teacher.T / D, data.model, means)
     return prediction_error(model, W @ W.T / D, key=key, truth=truth, bayes=bayes, points=points)
+
+
+def generalization_error(
+    model: AbstractModel,
+    overlap: ArrayLike | Solution,
+    *,
+    data: Dataset | None = None,
+    key: PRNGKeyArray | None = None,
+    predictor: str = "plug-in",
+    points: int = 32768,
+) -> Estimate:
+    r"""Prediction error on a new input at overlap Q, without label noise.
+
+    With ω ~ N(0, Q) and z ~ N(ω, S - Q) for each token,
+
+        plug-in: E ‖link(z) - link(ω)‖²;    bayes: E ‖link(z) - E[link(z)|ω]‖².
+
+    Of labels ±1 a wrong sign costs (1 + 1)² = 4: the plug-in error is four times the share of wrong
+    signs. Of a run on data, with `data=`: z = Mᵀ Q⁻¹ ω + (ρ - Mᵀ Q⁻¹ M)^{1/2} η, at Q and
+    M = Ŵ W*ᵀ/D of its weights and ρ = W* W*ᵀ/D of its teacher, which at finite D is S only up to
+    √(2/D).
+
+    Of matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed form
+    (two tokens, linear output).
+
+    Args:
+        model: Any model.
+        overlap: Q (P, P), a number q (Q = q I; the q of a matrix), or a Solution; 0 ⪯ Q ⪯ S, the
+            prior's second moment, which a run at finite D may miss by chance: hand on its `data`.
+        data: Of a run, with its teacher. Default None: theory at Q.
+        key: A random key. Default None: for closed forms only.
+        predictor: "plug-in" or "bayes".
+        points: Links that are evaluated. Default 32768.
+
+    Returns:
+        An `Estimate` (value, stderr).
+
+    Raises:
+        ValueError: For a wrong shape or predictor, Q outside its range, or data without a teacher
+            or of another run.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> key = jax.random.key(0)
+        >>> round(float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=key)), 3)
+        0.25
+        >>> error = smi.generalization_error(smi.links.sign(), 0.75, key=key)
+        >>> round(float(error) / 4, 2)  # wrong signs: arccos(√q)/π
+        0.17
+
+    Cost:
+        `points` links.
+
+    Source:
+        [TCDKZ25], [theory: multi-index, Eqs. (62) to (64)].
+    """
+    model = model_argument(model)
+    P = model.indices
+    bayes = validate.choice("predictor", predictor, ("plug-in", "bayes")) == "bayes"
+    points = validate.count("points", points, at_least=16)
+    key = validate.optional(validate.key, "key", key)
+    data = validate.optional(validate.instance, "data", data, Dataset, "a Dataset with its teacher")
+    solution = overlap if isinstance(overlap, Solution) else None
+    allowed = "a number, Q (P, P), or a Solution"
+    Q = solution.overlap if solution is not None else validate.array("overlap", overlap, allowed)
+    weights = solution.weights if solution is not None and model.design.rows else None
+    # at finite D an estimate misses M = Q by O(1/√D), and an error at Q alone would be biased
+    if weights is not None and data is not None:
+        check(data.teacher is not None, "data", "data without a teacher", "data with their teacher")
+        data = check_data(model, data, teacher=False)
+        shape = model.student.shape(data.dimension)
+        check(weights.shape == shape, "overlap", weights, f"a run whose weights are {shape}")
+        weights = jnp.where(validate.valid(model), weights, nan())
+        key = validate.key("key", key)
+        size = power_of_two(points // 8)
+        return error_of_rows(model, weights, data, key=key, bayes=bayes, points=size)
+    allowed = f"None: {title(model)} and this overlap are compared at Q alone"
+    check(data is None, "data", data, allowed)
+    if Q.ndim == 0:
+        Q = Q * jnp.eye(P)  # q, not a share of S
+    # not strict: at Q = S the error is zero, a limit that plots include
+    Q = validate.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
+    # a model whose traced parameters are out of range has no error
+    Q = jnp.where(validate.valid(model), Q, nan())
+    return model.metric.prediction_error(Q, bayes=bayes, key=key, points=points)
+
+
+def hardmax_error(q: Array, norm: Array, bayes: bool) -> Estimate:
+    """Two tokens that each point at the larger score: an angle."""
+    # rounding can take q beyond Q_0, where arccos is NaN
+    x = jnp.clip(q / norm, 0.0, 1.0)
+    value = 2.0 / np.pi * jnp.arccos(x) if bayes else 4.0 / np.pi * jnp.arccos(jnp.sqrt(x))
+    return Estimate(value, jnp.zeros((), x.dtype))
+
+
+def softmax_error(q: Array, V: Array, beta: Array, bayes: bool) -> Estimate:
+    """Two tokens, by quadrature; its error, by half the nodes, shows at steps of a large β."""
+    fine, coarse = (_two_tokens(q, V, beta, bayes, nodes) for nodes in (_NODES, _NODES // 2))
+    error = jnp.abs(fine - coarse)
+    # less is the rounding of the two sums
+    return Estimate(fine, jnp.where(error > 1e-8, error, 0.0))
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _two_tokens(q: Array, V: Array, beta: Array, bayes: bool, nodes: int) -> Array:
+    """4 E_w Var_u[sigmoid(β u)], or 4 E (sigmoid(β u) - sigmoid(β w))²."""
+    x, weights = legendre(nodes)
+    x, weights = 10.0 * x, 10.0 * weights * np.exp(-50.0 * x**2) / np.sqrt(2.0 * np.pi)
+    w = jnp.sqrt(3.0 * q) * x
+    answers = jax.nn.sigmoid(beta * (w[:, None] + jnp.sqrt(3.0 * V) * x))
+    mean = jnp.where(bayes, answers @ weights, jax.nn.sigmoid(beta * w))
+    return 4.0 * jnp.sum(weights * (((answers - mean[:, None]) ** 2) @ weights))
+
+
+def sampled_error(
+    link: Callable[[Array], Array],
+    tokens: int,
+    Q: Array,
+    V: Array,
+    *,
+    bayes: bool,
+    key: PRNGKeyArray,
+    points: int,
+) -> Estimate:
+    """Any link of the scores (L, T, T) at Q, V (L, L), by eight randomised nets of `points` points
+    in all."""
+    T, L = tokens, len(Q)
+    nets = 8  # as of index models: the spread of eight gives the error to 27 %
+    each = power_of_two(max(points // nets, 2))
+    normal = randomised_gaussians(key, each, nets, 3 * L * T * T)
+    # ω and two posterior samples from one net: their joint law is what is averaged over
+    normal = goe(normal.reshape(nets, each, 3, L, T, T))
+    labels = jax.vmap(jax.vmap(link))
+    times = lambda X, k: jnp.einsum("lk,rnkab->rnlab", sqrt_psd(X), normal[:, :, k])
+    omega = times(Q, 0)
+    other = labels(omega + times(V, 2)) if bayes else labels(omega)
+    return mean_squared_gap(labels(omega + times(V, 1)), other, bayes)

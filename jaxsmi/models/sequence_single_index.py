@@ -6,8 +6,8 @@ norm O(1)), hidden fields z*_l = x_l·w*, student's fields
 
     z_l = (x_l + u_l/√d)·w,     ℓ = c ‖g(z*) - F(z)‖²
 
-with targets g in hermite_series.py (or any function) and students F in students.py. The encoding is
-stored as the coordinates C (L, K) of its rows in an orthonormal frame b_1..b_K orthogonal to w*:
+with targets g and students F of teacher_student.py, or any functions. The encoding is stored as the
+coordinates C (L, K) of its rows in an orthonormal frame b_1..b_K orthogonal to w*:
 
     m = w·w*/d,   e = (b_k·w)/√d (K,),   E z_l = (C e)_l,   m² + ‖e‖² <= 1
 """
@@ -26,47 +26,18 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, theory_dtype
 from jaxsmi.core.validate import POSITIVE, Interval, check
-from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.multi_index import output_shape
-from jaxsmi.models.students import Attention, Network
-from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
+from jaxsmi.models.teacher_student import (
+    LOSSES,
+    AbstractTeacher,
+    Attention,
+    Network,
+    SequenceLoss,
+    TeacherStudent,
+)
 
-LOSSES = ("squared", "frobenius")
 _FUNCTION = "a JAX function of the fields (L,)"
 _RANK = 1e-12  # of the largest singular value: directions of an encoding below it are rounding
-
-
-class SequenceLoss(eqx.Module):
-    """ℓ of one sample: c ‖g(z*) - F(z)‖², or with `loss` "frobenius" c ‖g(z*) - F(z)‖."""
-
-    target: Callable[[Array], Array]
-    student: Callable[[Array], Array]
-    factor: Array
-    loss: str = eqx.field(static=True)
-
-    @property
-    def series(self) -> tuple[HermiteSeries, Callable[[Array], Array]] | None:
-        """g and σ of a network that learns a finite series; None: another pair."""
-        if isinstance(self.student, Network) and isinstance(self.target, HermiteSeries):
-            return self.target, self.student.activation
-        return None
-
-    @property
-    def smooth(self) -> bool:
-        """F is as smooth as a grid needs: the activation of a network may have a kink."""
-        return not isinstance(self.student, Network)
-
-    def __call__(self, hidden: Array, fields: Array, noise: Array | None = None) -> Array:
-        """ℓ from z* and z (1, L) or (L,); labels have no noise."""
-        del noise
-        change = self.target(jnp.ravel(hidden)) - self.student(jnp.ravel(fields))
-        square = jnp.sum(change**2)
-        if self.loss == "squared":
-            return self.factor * square
-        # the slope at a residual of zero is taken to be zero
-        # two `where`: the root has an infinite derivative at 0, and infinity times 0 is NaN
-        nonzero = square > 0.0
-        return self.factor * jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, square, 1.0)), 0.0)
 
 
 class SequenceSingleIndex(AbstractTeacher):

@@ -1,10 +1,20 @@
-r"""A teacher and its student as online SGD sees them: fields of a few rows, and a sample's loss.
+r"""Teachers and students as online SGD sees them: fields of a few rows, functions of them, losses.
 
-Equations here [theory: online-sgd, Eqs. (50) to (52)], fixed rows T = [W*; U] (k, D) of the teacher
-and of the directions of the inputs, student rows W (P, D), tokens x_t:
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (1) to (7), (18), (50) to (52)], fixed rows
+T = [W*; U] (k, D) of the teacher and of the directions of the inputs, student rows W (P, D), tokens
+x_t:
 
     h_t = T x_t/√D (k,),   z_t = W x_t/√D (P,),   ℓ(z*, z),   z* = the first P* rows of h
     S_pt = ∂ℓ/∂z_pt
+
+and functions of the fields z (L,) of one direction over L tokens:
+
+    Hermite series    g(z) = Σ_n a_n Π_l H_{n_l}(z_l),   H = He (norm √n!) or, normalised, He/√n!
+                      He_a He_b = Σ_r r! C(a, r) C(b, r) He_{a+b-2r}
+    attention         F(z) = Red(A(z)),   A_ij = exp(z_i z_j)/Σ_j' exp(z_i z_j')
+                      Red: trace (Σ_i A_ii, over √L by default), identity (A itself), aᵀ A b
+    linear attention  F = (Σ_l z_l/√L)²
+    networks          F = σ(Σ_l x_l·w_l/√L), all w_l = w ("tied") or each its own ("untied")
 
 A student may have several groups of rows, each of which sees tokens of its own (an untied network:
 one row for each token); rows of different groups never meet.
@@ -13,15 +23,23 @@ one row for each token); rows of different groups never meet.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Callable, Mapping
+from math import comb, factorial, prod
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-if TYPE_CHECKING:  # it imports this module
-    from jaxsmi.models.sequence_single_index import SequenceLoss
+from jaxsmi.core import validate
+from jaxsmi.core.validate import check
+from jaxsmi.numerics.quadrature import hermite_polynomials
+
+LOSSES = ("squared", "frobenius")
+REDUCTIONS = ("trace", "identity", "bilinear")
 
 
 def squared_loss(prediction: Array, label: Array) -> Array:
@@ -96,3 +114,200 @@ class AbstractTeacher(eqx.Module):
     def link_of_fields(self) -> tuple[Callable[[Array], Array], int, int]:
         """Labels without Gaussian noise, or the probabilities of their few outcomes, as a function
         of the fields (P·M,); P and M."""
+
+
+class SequenceLoss(eqx.Module):
+    """ℓ of one sample: c ‖g(z*) - F(z)‖², or with `loss` "frobenius" c ‖g(z*) - F(z)‖."""
+
+    target: Callable[[Array], Array]
+    student: Callable[[Array], Array]
+    factor: Array
+    loss: str = eqx.field(static=True)
+
+    @property
+    def series(self) -> tuple[HermiteSeries, Callable[[Array], Array]] | None:
+        """g and σ of a network that learns a finite series; None: another pair."""
+        if isinstance(self.student, Network) and isinstance(self.target, HermiteSeries):
+            return self.target, self.student.activation
+        return None
+
+    @property
+    def smooth(self) -> bool:
+        """F is as smooth as a grid needs: the activation of a network may have a kink."""
+        return not isinstance(self.student, Network)
+
+    def __call__(self, hidden: Array, fields: Array, noise: Array | None = None) -> Array:
+        """ℓ from z* and z (1, L) or (L,); labels have no noise."""
+        del noise
+        change = self.target(jnp.ravel(hidden)) - self.student(jnp.ravel(fields))
+        square = jnp.sum(change**2)
+        if self.loss == "squared":
+            return self.factor * square
+        # the slope at a residual of zero is taken to be zero
+        # two `where`: the root has an infinite derivative at 0, and infinity times 0 is NaN
+        nonzero = square > 0.0
+        return self.factor * jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, square, 1.0)), 0.0)
+
+
+class HermiteSeries(eqx.Module):
+    """g(z) = Σ_n a_n Π_l H_{n_l}(z_l), with H = He (probabilists', of norm √n!) or h = He/√n!.
+
+    Args:
+        terms: From the degrees of the L tokens to a coefficient: {(2, 0): 1.0, (0, 2): 1.0}.
+        normalised: h instead of He. Default False.
+
+    Raises:
+        ValueError: For no terms, degrees that are no whole numbers >= 0, unequal lengths, or
+            non-finite coefficients.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> series = smi.sgd.HermiteSeries({(2, 0): 1.0, (0, 4): 1.0})
+        >>> float(series(jnp.array([2.0, 1.0])))  # He2(2) + He4(1)
+        1.0
+    """
+
+    coefficients: Array
+    degrees: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    normalised: bool = eqx.field(static=True)
+
+    def __init__(self, terms: Mapping[tuple[int, ...], ArrayLike], normalised: bool = False):
+        allowed = "coefficients by degrees, one whole number >= 0 a token: {(2, 0): 1.0}"
+        terms = validate.instance("terms", terms, Mapping, allowed)
+        check(len(terms) > 0, "terms", dict(terms), "at least one term")
+        # another key than a tuple fails the next check, with its message
+        degrees = [n if isinstance(n, tuple) else (None,) for n in terms]
+        whole = all(isinstance(k, (int, np.integer)) and k >= 0 for n in degrees for k in n)
+        equal = len({len(n) for n in degrees}) == 1 and len(degrees[0]) >= 1
+        check(whole and equal, "terms", list(terms), allowed)
+        self.degrees = tuple(tuple(int(k) for k in n) for n in terms)
+        self.normalised = validate.flag("normalised", normalised)
+        self.coefficients = jnp.stack(
+            [validate.array("terms", a, "finite coefficients") for a in terms.values()]
+        )
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return len(self.degrees[0])
+
+    @property
+    def _factorials(self) -> np.ndarray:
+        """Π_l n_l! of each term."""
+        return np.array([float(prod(factorial(k) for k in n)) for n in self.degrees])
+
+    @property
+    def orthonormal(self) -> Array:
+        """The coefficients of Π_l h_{n_l}, one for each of `degrees`."""
+        factorials = self._factorials
+        scale = jnp.asarray(np.ones_like(factorials) if self.normalised else np.sqrt(factorials))
+        return self.coefficients * scale.reshape(-1, *(1,) * (self.coefficients.ndim - 1))
+
+    def squared(self) -> HermiteSeries:
+        """The series of g², for a g that is a number."""
+        single = self.coefficients.ndim == 1
+        check(single, "series", "an array of answers", "a series whose answer is a number")
+        # the product formula has integer coefficients for He, not for h
+        plain = self.orthonormal / jnp.sqrt(jnp.asarray(self._factorials))  # coefficients of He
+        terms: dict[tuple[int, ...], ArrayLike] = {}
+        for (a, x), (b, y) in itertools.product(zip(self.degrees, plain, strict=True), repeat=2):
+            for r in itertools.product(*(range(min(i, j) + 1) for i, j in zip(a, b, strict=True))):
+                triples = list(zip(a, b, r, strict=True))
+                size = prod(factorial(t) * comb(i, t) * comb(j, t) for i, j, t in triples)
+                n = tuple(i + j - 2 * t for i, j, t in triples)
+                terms[n] = terms.get(n, 0.0) + x * y * float(size)
+        return HermiteSeries(terms)
+
+    def __call__(self, fields: Array) -> Array:
+        """g(z)."""
+        allowed = f"an array of shape {(self.length,)}, one for each token"
+        check(fields.shape == (self.length,), "fields", fields, allowed)
+        table = hermite_polynomials(fields, max(max(n) for n in self.degrees))
+        each = jnp.take_along_axis(table, jnp.asarray(self.degrees), axis=0)  # (terms, L)
+        return jnp.tensordot(jnp.prod(each, axis=1), self.orthonormal, axes=1)
+
+
+class Attention(eqx.Module):
+    """Tied softmax attention, head dimension one, values the tokens themselves (module docstring).
+
+    The factor of the trace decides the sign of a curvature [theory: online-sgd, Table 2].
+
+    Args:
+        reduction: "trace" (the default), "identity" or "bilinear".
+        trace_norm: "sqrtL" (over √L, the default) or "none".
+        left: a (L,) of the bilinear reduction.
+        right: b (L,) of the bilinear reduction.
+
+    Raises:
+        ValueError: For an unknown name, or `left`, `right` that are no vectors of norm > 0.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> smi.sgd.Attention("identity")(jnp.zeros(2)).shape
+        (2, 2)
+    """
+
+    left: Array | None
+    right: Array | None
+    reduction: str = eqx.field(static=True)
+    trace_norm: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        reduction: str = "trace",
+        trace_norm: str = "sqrtL",
+        left: ArrayLike | None = None,
+        right: ArrayLike | None = None,
+    ):
+        self.reduction = validate.choice("reduction", reduction, REDUCTIONS)
+        self.trace_norm = validate.choice("trace_norm", trace_norm, ("sqrtL", "none"))
+        allowed = "a vector (L,) of norm > 0, with reduction='bilinear' and only there"
+        bilinear = self.reduction == "bilinear"
+        for name, value in (("left", left), ("right", right)):
+            # a vector that the reduction does not use is refused, and so is one that it lacks
+            check((value is not None) == bilinear, name, value, allowed)
+            vector = validate.optional(validate.array, name, value, allowed)
+            check(vector is None or vector.ndim == 1, name, value, allowed)
+            check(vector is None or jnp.any(vector != 0.0), name, value, allowed)
+            setattr(self, name, vector)
+
+    def __call__(self, fields: Array) -> Array:
+        """F(z)."""
+        A = jax.nn.softmax(fields[:, None] * fields, axis=-1)
+        if self.left is not None and self.right is not None:
+            return self.left @ A @ self.right
+        if self.reduction == "identity":
+            return A
+        # over √L the trace of many tokens fluctuates by O(1)
+        return jnp.trace(A) / (np.sqrt(len(fields)) if self.trace_norm == "sqrtL" else 1.0)
+
+
+class LinearAttention(eqx.Module):
+    """Attention without softmax: F = (Σ_l z_l/√L)²."""
+
+    def __call__(self, fields: Array) -> Array:
+        """F(z)."""
+        return jnp.sum(fields) ** 2 / len(fields)
+
+
+class Network(eqx.Module):
+    """F = σ(Σ_l x_l·w_l/√L): one direction for all tokens, or one for each. No encoding.
+
+    Args:
+        activation: Any JAX function of a number, smooth but perhaps at 0. Default: relu.
+        tied: One direction for all tokens. Default True.
+
+    Raises:
+        ValueError: For an activation that is no function.
+    """
+
+    activation: Callable[[Array], Array] = eqx.field(static=True)
+    tied: bool = eqx.field(static=True)
+
+    def __init__(self, activation: Callable[[Array], Array] = jax.nn.relu, tied: bool = True):
+        self.activation = validate.function("activation", activation, "a JAX function of a number")
+        self.tied = validate.flag("tied", tied)
+
+    def __call__(self, fields: Array) -> Array:
+        """F(z)."""
+        return self.activation(jnp.sum(fields) / np.sqrt(len(fields)))

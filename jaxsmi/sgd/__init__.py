@@ -5,9 +5,8 @@ The theory is on the page `docs/theory/online-sgd.md`, which the functions cite 
 equation.
 """
 
-from jaxsmi.models.hermite_series import HermiteSeries
 from jaxsmi.models.sequence_single_index import semantic_positional
-from jaxsmi.models.students import Attention, LinearAttention, Network
+from jaxsmi.models.teacher_student import Attention, HermiteSeries, LinearAttention, Network
 from jaxsmi.sgd.exponents import exponents
 from jaxsmi.sgd.flow import flow, recovery_time
 from jaxsmi.sgd.hermite import coefficients

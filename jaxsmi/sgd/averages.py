@@ -37,9 +37,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.options import Averages
-from jaxsmi.models.hermite_series import HermiteSeries
-from jaxsmi.models.sequence_single_index import SequenceLoss
-from jaxsmi.models.teacher_student import TeacherStudent
+from jaxsmi.models.teacher_student import HermiteSeries, SequenceLoss, TeacherStudent
 from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import triangular_root
 from jaxsmi.numerics.quadrature import gaussian_points, power_of_two

@@ -19,8 +19,7 @@ from jaxtyping import Array
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, as_module
 from jaxsmi.core.validate import Interval
-from jaxsmi.models.hermite_series import HermiteSeries
-from jaxsmi.models.students import Network
+from jaxsmi.models.teacher_student import HermiteSeries, Network
 from jaxsmi.numerics.quadrature import hermite, hermite_polynomials, legendre
 
 # Step and half width by the number of tokens: errors of 1e-13 for one and two, 1e-10 for three and

@@ -24,8 +24,7 @@ from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import POSITIVE, Interval, check
 from jaxsmi.models.base import title
 from jaxsmi.models.index import IndexModel
-from jaxsmi.models.sequence_single_index import SequenceLoss
-from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
+from jaxsmi.models.teacher_student import AbstractTeacher, SequenceLoss, TeacherStudent
 from jaxsmi.numerics.linear_algebra import (
     conjugation,
     inverse_root,
