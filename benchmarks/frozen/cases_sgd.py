@@ -41,7 +41,7 @@ def sequence_models():
         "trace, He2, sqrtL, own encoding": trace_problem(HE2, "sqrtL", [[1.0, 0.2], [-0.5, 0.3]]),
         "trace, mixed": trace_problem(MIXED, encoding=None),
         "linear attention": smi.SequenceSingleIndex(sgd.HermiteSeries(HE2), 2, sgd.LinearAttention(), "orthonormal"),
-        "bilinear reduction": smi.SequenceSingleIndex(lambda z: z[0] * z[1] + 0.1 * z[0] ** 3, 2, sgd.Attention("bilinear", left=left, right=right), "paired"),
+        "bilinear reduction": smi.SequenceSingleIndex(lambda z: z[0] * z[1] + 0.1 * z[0] ** 3, 2, lambda z: left @ sgd.Attention("identity")(z) @ right, "paired"),
         "own student": smi.SequenceSingleIndex(lambda z: jnp.tanh(z[0] + z[1]), 2, lambda z: jnp.tanh(z[0]) + z[1], "paired"),
         "semantic/positional": sgd.semantic_positional(0.6, 0.9),
         "network, tied": network_problem(),

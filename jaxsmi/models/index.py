@@ -129,7 +129,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
         return TeacherStudent(
             sample_loss=_Loss(self.channel, learner, squared_loss if loss is None else loss),
             agreement=_Cosines(learner, self.indices),
-            draw_gram=_DrawnGram(self),
+            draw_gram=eqx.Partial(self.prior.gram, indices=self.indices),
             encoding=encoding,
             gram=gram,
             targets=self.indices,
@@ -248,15 +248,6 @@ class _Cosines(eqx.Module):
             return self.student.metric.cosines(M, Q, rho)
         scale = jnp.sqrt(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)))
         return jnp.max(jnp.abs(M) / jnp.where(scale > 0.0, scale, 1.0), axis=1)
-
-
-class _DrawnGram(eqx.Module):
-    """W* W*ᵀ/D (P*, P*) of a teacher drawn by the prior."""
-
-    model: IndexModel
-
-    def __call__(self, key: PRNGKeyArray, dimension: int | Array) -> Array:
-        return self.model.prior.gram(key, self.model.indices, dimension)
 
 
 def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:

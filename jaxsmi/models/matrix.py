@@ -45,7 +45,7 @@ from jaxsmi.models.base import (
 )
 from jaxsmi.models.prediction import derivative_of_labels, sampled_error
 from jaxsmi.models.symmetry import AbstractSymmetry
-from jaxsmi.numerics.roots import bisect
+from jaxsmi.numerics.roots import differentiable_root
 from jaxsmi.priors.factors import WishartLaw
 from jaxsmi.priors.spectral import SpectralPrior
 
@@ -166,24 +166,22 @@ class MatrixModel(AbstractModel):
         scaled = validate.array("scaled", scaled, allowed, interval=NON_NEGATIVE)
         error, start, scale = self.prior.law.small_width
 
-        def height(log_t: Array) -> Array:
+        # log 0 has no derivative, and at ᾱ = 0 nothing is learned
+        goal = jnp.log(jnp.maximum(scaled, jnp.finfo(scaled.dtype).tiny))
+
+        def excess(log_t: Array) -> Array:
             V = error(jnp.exp(log_t))
-            return log_t - jnp.log(scale * readout.information(1.0 - V, V))
+            return log_t - jnp.log(scale * readout.information(1.0 - V, V)) - goal
 
         # bisection in log t: t runs over ten decades
         low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
-        above = lambda log_t: height(log_t) > jnp.log(scaled)
-        root = lax.stop_gradient(bisect(above, low, jnp.full_like(scaled, np.log(_LARGEST))))
+        log_t = differentiable_root(excess, low, jnp.full_like(scaled, np.log(_LARGEST)))
         # next to the start the root is the start itself: nothing is learned below the threshold
-        learned = (root - low > 1e-12) & (root < np.log(0.9 * _LARGEST))
-        # elsewhere the slope may be zero, and 0/0 would spoil the derivative of all entries
-        inside = jnp.where(learned, root, low + 1.0)
-        slope = lax.stop_gradient(jax.jvp(height, (inside,), (jnp.ones_like(inside),))[1])
-        # bisection has no derivative: one Newton step, of zero length, carries that of the root
-        move = (height(inside) - jnp.log(jnp.where(learned, scaled, 1.0))) / slope
-        log_t = jnp.where(learned, inside - move, root)
-        V = jnp.where(root - low > 1e-12, error(jnp.exp(log_t)), 1.0)
-        return jnp.where(root > np.log(0.9 * _LARGEST), 0.0, jnp.where(scaled >= 0.0, V, jnp.nan))
+        above, below = log_t - low > 1e-12, log_t < np.log(0.9 * _LARGEST)
+        # elsewhere V(t) may have no derivative, and 0 times NaN would spoil that of all entries
+        log_t = jnp.where(above & below, log_t, lax.stop_gradient(log_t))
+        V = jnp.where(below, jnp.where(above, error(jnp.exp(log_t)), 1.0), 0.0)
+        return jnp.where(scaled >= 0.0, V, jnp.nan)
 
 
 class MatrixMetric(AbstractMetric):
@@ -262,9 +260,10 @@ class AbstractFactors(AbstractStudent):
 
     model: MatrixModel
 
-    @abc.abstractmethod
     def unit(self, dimension: int) -> float:
         """The signal over S."""
+        del dimension
+        return 1.0
 
     def start(
         self,
@@ -351,11 +350,6 @@ def _scores(W: Array, inputs: Inputs) -> Array:
 
 class ProductFactors(AbstractFactors):
     """Factors (r, L + d) of a matrix S (L, d), or (r, d) of a symmetric one; r = round(ρ d)."""
-
-    def unit(self, dimension: int) -> float:
-        """One."""
-        del dimension
-        return 1.0
 
     def shape(self, dimension: int) -> tuple[int, int]:
         """(r, L + d), or (r, d) if symmetric."""

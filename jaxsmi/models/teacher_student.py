@@ -12,7 +12,7 @@ and functions of the fields z (L,) of one direction over L tokens:
     Hermite series    g(z) = Σ_n a_n Π_l H_{n_l}(z_l),   H = He (norm √n!) or, normalised, He/√n!
                       He_a He_b = Σ_r r! C(a, r) C(b, r) He_{a+b-2r}
     attention         F(z) = Red(A(z)),   A_ij = exp(z_i z_j)/Σ_j' exp(z_i z_j')
-                      Red: trace (Σ_i A_ii, over √L by default), identity (A itself), aᵀ A b
+                      Red: trace (Σ_i A_ii, over √L by default), identity (A itself)
     linear attention  F = (Σ_l z_l/√L)²
     networks          F = σ(Σ_l x_l·w_l/√L), all w_l = w ("tied") or each its own ("untied")
 
@@ -32,14 +32,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.core import validate
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import hermite_polynomials
 
 LOSSES = ("squared", "frobenius")
-REDUCTIONS = ("trace", "identity", "bilinear")
+REDUCTIONS = ("trace", "identity")
 
 
 def squared_loss(prediction: Array, label: Array) -> Array:
@@ -54,7 +54,7 @@ class TeacherStudent(eqx.Module):
         sample_loss: ℓ from z* (P*, tokens of a sample), z (P, tokens) and the label's noise.
         agreement: What a student has in common with the teacher, from M (P, k), Q (P, P) and the
             Gram matrix of the fixed rows (k, k): the numbers that `level` and `until` watch.
-        draw_gram: Gram matrix W* W*ᵀ/D (P*, P*) of a drawn teacher, from a key and D.
+        draw_gram: Gram matrix W* W*ᵀ/D (P*, P*) of a drawn teacher, of (key, dimension=D).
         encoding: E (tokens of a sample, k - P*), of the directions of the inputs.
         gram: Expected Gram matrix of the fixed rows (k, k).
         targets: P*, rows of the teacher.
@@ -72,7 +72,7 @@ class TeacherStudent(eqx.Module):
 
     sample_loss: Callable[[Array, Array, Array], Array]
     agreement: Callable[[Array, Array, Array], Array]
-    draw_gram: Callable[[PRNGKeyArray, int | Array], Array]
+    draw_gram: Callable[..., Array]
     encoding: Array
     gram: Array
     targets: int = eqx.field(static=True)
@@ -233,13 +233,11 @@ class Attention(eqx.Module):
     The factor of the trace decides the sign of a curvature [theory: online-sgd, Table 2].
 
     Args:
-        reduction: "trace" (the default), "identity" or "bilinear".
+        reduction: "trace" (the default) or "identity".
         trace_norm: "sqrtL" (over √L, the default) or "none".
-        left: a (L,) of the bilinear reduction.
-        right: b (L,) of the bilinear reduction.
 
     Raises:
-        ValueError: For an unknown name, or `left`, `right` that are no vectors of norm > 0.
+        ValueError: For an unknown name.
 
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
@@ -247,35 +245,16 @@ class Attention(eqx.Module):
         (2, 2)
     """
 
-    left: Array | None
-    right: Array | None
     reduction: str = eqx.field(static=True)
     trace_norm: str = eqx.field(static=True)
 
-    def __init__(
-        self,
-        reduction: str = "trace",
-        trace_norm: str = "sqrtL",
-        left: ArrayLike | None = None,
-        right: ArrayLike | None = None,
-    ):
+    def __init__(self, reduction: str = "trace", trace_norm: str = "sqrtL"):
         self.reduction = validate.choice("reduction", reduction, REDUCTIONS)
         self.trace_norm = validate.choice("trace_norm", trace_norm, ("sqrtL", "none"))
-        allowed = "a vector (L,) of norm > 0, with reduction='bilinear' and only there"
-        bilinear = self.reduction == "bilinear"
-        for name, value in (("left", left), ("right", right)):
-            # a vector that the reduction does not use is refused, and so is one that it lacks
-            check((value is not None) == bilinear, name, value, allowed)
-            vector = validate.optional(validate.array, name, value, allowed)
-            check(vector is None or vector.ndim == 1, name, value, allowed)
-            check(vector is None or jnp.any(vector != 0.0), name, value, allowed)
-            setattr(self, name, vector)
 
     def __call__(self, fields: Array) -> Array:
         """F(z)."""
         A = jax.nn.softmax(fields[:, None] * fields, axis=-1)
-        if self.left is not None and self.right is not None:
-            return self.left @ A @ self.right
         if self.reduction == "identity":
             return A
         # over √L the trace of many tokens fluctuates by O(1)

@@ -139,7 +139,7 @@ def _frame(
     if gram is not None:
         return triangular_root(gram)
     P, K = pair.targets, pair.directions
-    teacher = triangular_root(pair.draw_gram(key, dimension))
+    teacher = triangular_root(pair.draw_gram(key, dimension=dimension))
     if not K:
         return teacher
     # the directions of the inputs given the teacher: Gaussian, with the cross moments R*

@@ -272,11 +272,7 @@ case(smi.baselines.minimum_nuclear_norm, {"model": RECTANGLE, "data": WIDE})
 
 # Online SGD
 SGD = smi.sgd
-VECTORS = {"left": np.ones(2), "right": np.ones(2)}
-CHOICES = {"reduction": "choice", "trace_norm": "choice"}
-case(SGD.Attention, {}, **CHOICES, left="object", right="object")
-BILINEAR = {"reduction": "bilinear", **VECTORS}
-case(SGD.Attention, BILINEAR, **dict.fromkeys(CHOICES), left="array", right="array")
+case(SGD.Attention, {}, reduction="choice", trace_norm="choice")
 case(SGD.HermiteSeries, {"terms": {(2,): 1.0}}, terms="object")
 case(SGD.Network, {}, activation="function")
 case(
