@@ -41,7 +41,7 @@ from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, che
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.designs import SymmetricDesign
 from jaxsmi.models.matrix import MatrixModel, SymmetricFactors
-from jaxsmi.models.matrix_outputs import Labels, output_model
+from jaxsmi.models.multi_index import check_no_law, output_model
 from jaxsmi.models.prediction import hardmax_error, softmax_error
 from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.refining import Budget
@@ -114,16 +114,12 @@ class AttentionIndexed(MatrixModel):
     ):
         if output is None and log_likelihood is None:
             output = "softmax"
-        word = output if isinstance(output, str) else None
-        normalised = word in ("softmax", "hardmax")
+        normalised = isinstance(output, str) and output in ("softmax", "hardmax")
         # the softmax of one score is 1: labels of one token would tell nothing
         self.tokens = validate.count("tokens", tokens, at_least=2 if normalised else 1)
         self.layers = validate.count("layers", layers)
         # the next layer averages tokens with these scores, which must add up to one
         check(self.layers == 1 or normalised, "layers", layers, "1 for this output")
-        labels = Labels(noise, log_likelihood, sampler, outcomes)
-        model = output_model(output, labels, OUTPUTS, self.tokens, tolerance)
-        self.output = str(output) if model is None else model.name
         validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
         self.beta = validate.number("beta", beta, _BETA)
         self.noise = validate.number("noise", noise, VARIANCE)
@@ -133,10 +129,15 @@ class AttentionIndexed(MatrixModel):
             self.noise = nan_unless(self.noise, self.noise == 0.0)
         self.skip = validate.number("skip", skip, NON_NEGATIVE)
         self.prior = WishartPrior(rank_ratio)
-        if model is None:
-            self.readout = _scores(self.output, self.tokens, self.beta, self.noise)
-        else:
+        labels = {"log_likelihood": log_likelihood, "sampler": sampler, "outcomes": outcomes}
+        if output is None or callable(output):
+            model = output_model(output, noise, labels, self.tokens, tolerance)
+            self.output = model.name
             self.readout = PullbackChannel(model.channel, frame(self.tokens))
+        else:
+            self.output = validate.choice("output", output, OUTPUTS)
+            check_no_law(labels)
+            self.readout = _scores(self.output, self.tokens, self.beta, self.noise)
 
     @property
     def design(self) -> SymmetricDesign:

@@ -19,13 +19,13 @@ network, with the same asymptotics. A hidden layer with noise σ, y = (1/√r) �
 has Δ = 4σ² + 2σ⁴.
 
 Other outputs, y = φ(z) + √Δ ξ of the field z [theory: bilinear, Eqs. (33) to (37)], have the
-channels of index models with P = M = 1 (matrix_outputs.py); signs of S are lost where φ is even.
+channels of index models with P = M = 1; signs of S are lost where φ is even.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -36,14 +36,14 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import LinearField, LinearScores
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import nan_unless, theory_dtype
+from jaxsmi.core.arrays import is_zero, nan_unless, theory_dtype
 from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import VARIANCE, check
 from jaxsmi.design.base import MessagePassing
 from jaxsmi.design.designs import RectangularDesign
+from jaxsmi.models import links
 from jaxsmi.models.matrix import MatrixModel, ProductFactors
-from jaxsmi.models.matrix_outputs import Labels, output_model
-from jaxsmi.models.multi_index import MultiIndex
+from jaxsmi.models.multi_index import MultiIndex, check_no_law, output_model
 from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.priors.factors import ProductPrior, WishartPrior, gaussian_error
 from jaxsmi.priors.spectral import SpectralPrior
@@ -106,8 +106,8 @@ class Bilinear(MatrixModel):
         self.noise = validate.number("noise", noise, VARIANCE)
         if output is None and log_likelihood is None:
             output = "linear"
-        model = output_model(output, Labels(noise, log_likelihood, sampler, outcomes), OUTPUTS)
-        self.output = str(output) if model is None or isinstance(output, str) else model.name
+        labels = {"log_likelihood": log_likelihood, "sampler": sampler, "outcomes": outcomes}
+        self.output, model = _output(output, noise, labels)
         # a symmetric S is positive: its sign is known
         self.symmetry = () if model is None or self.symmetric else model.symmetry
         if model is not None:
@@ -168,3 +168,29 @@ class Bilinear(MatrixModel):
         error = super().small_width_error(scaled)
         wide = gaussian_error(jnp.asarray(scaled, theory_dtype()), self.noise)
         return jnp.where(jnp.isinf(self.aspect_ratio), wide, error)
+
+
+def _output(
+    output: Any, noise: ArrayLike, labels: Mapping[str, Any]
+) -> tuple[str, MultiIndex | None]:
+    """The name of an output, and a model of one index with its channel and symmetry; None: it is
+    linear."""
+    # a model of links is no function: what is callable is a link of the field
+    if output is None or callable(output):
+        model = output_model(output, noise, labels)
+        return model.name, model
+    check_no_law(labels)
+    if isinstance(output, MultiIndex):
+        one = output.indices == 1 and output.tokens == 1
+        check(one, "output", output.name, "a link of one index and one token")
+        check(is_zero(noise), "noise", noise, "0 beside a link, which has its own law of labels")
+        return output.name, output
+    allowed = f"one of {OUTPUTS}, a JAX function of one number, or a link of smi.links"
+    check(isinstance(output, str), "output", output, allowed)
+    word = validate.choice("output", output, OUTPUTS)
+    if word == "linear":
+        return word, None
+    if word == "sign":
+        return word, links.sign(noise=noise)
+    # the modulus without noise has a channel of its own, in closed form
+    return word, links.phase_retrieval() if is_zero(noise) else links.absolute(noise)

@@ -200,11 +200,6 @@ class MatrixMetric(AbstractMetric):
             "different layers are those of their means [theory: attention-indexed, section 7]."
         )
 
-    def comparable(self, teacher: Array) -> bool:
-        """Always: matrices are compared, whatever their rank."""
-        del teacher
-        return True
-
     def teacher_of(self, data: HasTeacher) -> Array | None:
         """None of other layers: its factors would be taken for those of one matrix."""
         L = self.model.indices
@@ -319,10 +314,6 @@ class SymmetricFactors(AbstractFactors):
             return weights
         matrices = jax.vmap(lambda W: WishartLaw.matrix(W.T))(self._layers(weights))
         return self.unit(weights.shape[-1]) * matrices
-
-    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """Factors W (L r, d) of iid N(0, 1) entries."""
-        return self.start(key, dimension)
 
     def check_teacher(self, teacher: Array, dimension: int) -> None:
         """Factors (L r, d), of any r >= 1."""

@@ -1,12 +1,14 @@
-r"""Any link function as a sequence multi-index model.
+r"""Any link function as a sequence multi-index model, or as the output of a model of one matrix.
 
 Equation here: y = link(Z) + √Δ ξ, Z = W x/√D (P, M), for any JAX function of an array (P, M)
-[TCDKZ25; theory: multi-index, Eqs. (1), (2)].
+[TCDKZ25; theory: multi-index, Eqs. (1), (2)]. Outputs of matrices have the same field laws, and so
+the same channels: y = φ(z) + √Δ ξ of one field z, or of symmetric scores h (T, T)
+[theory: bilinear, Eq. (33); attention-indexed, Eq. (49)].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +20,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood, NoInference
+from jaxsmi.channels.pullback import frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, check_closure, concrete, is_zero
 from jaxsmi.core.validate import POSITIVE, VARIANCE, check
@@ -202,6 +205,64 @@ class MultiIndex(IndexModel):
                 "smi.state_evolution(.., learner=smi.Erm(..))."
             )
         return super().unsupported_reason(purpose)
+
+
+class _OfFields(eqx.Module):
+    """A user's function of fields as they are seen: a number, or a symmetric matrix (T, T); the
+    fields (1, M) are its last argument."""
+
+    function: Callable[..., Array]
+    size: int | None = eqx.field(static=True)
+
+    def __call__(self, *arguments: Array) -> Array:
+        *before, fields = arguments
+        if self.size is None:
+            return jnp.asarray(self.function(*before, fields[0, 0]))
+        # channels see T(T+1)/2 independent coordinates, users symmetric matrices
+        basis = jnp.asarray(frame(self.size), fields.dtype)
+        return jnp.asarray(self.function(*before, (basis @ fields[0]).reshape(self.size, -1)))
+
+
+def output_model(
+    output: Callable[..., Any] | None,
+    noise: ArrayLike,
+    labels: Mapping[str, Any],
+    size: int | None = None,
+    tolerance: float | None = None,
+) -> MultiIndex:
+    """The model of one index with the channel of an output of a matrix.
+
+    Args:
+        output: A function of one field, or of scores; None: the mean of the law of few labels.
+        noise: Δ >= 0.
+        labels: The arguments `log_likelihood`, `sampler` and `outcomes`, of the same fields.
+        size: T of symmetric scores (T, T); None: one field.
+        tolerance: Of the numerical channel.
+    """
+    wrapped = lambda f: None if f is None else _OfFields(as_module(f), size)
+    name = None
+    if output is not None:
+        shape = () if size is None else (size, size)
+        arguments = "one number" if size is None else f"symmetric scores {shape}"
+        name = _name_of(output)
+        output_shape("output", output, arguments, np.zeros(shape), called=name)
+    return MultiIndex(
+        wrapped(output),
+        indices=1,
+        tokens=1 if size is None else size * (size + 1) // 2,
+        noise=noise,
+        log_likelihood=wrapped(labels["log_likelihood"]),
+        sampler=wrapped(labels["sampler"]),
+        outcomes=labels["outcomes"],
+        name=name,
+        tolerance=tolerance,
+    )
+
+
+def check_no_law(labels: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a law of labels beside an output that has its own."""
+    for name, value in labels.items():
+        check(value is None, name, value, "None beside a named output, or a link of smi.links")
 
 
 def _name_of(function: object) -> str:
