@@ -1,5 +1,5 @@
-"""Online SGD of whole weight vectors, written from [theory: online-sgd, Eqs. (51), (52)] alone: the
-chain of the overlaps is tested on it."""
+"""Online SGD of whole weight vectors, on which the chain of the overlaps is tested. The steps are
+written from [theory: online-sgd, Eqs. (51), (52)]; starts and losses are the library's."""
 
 import equinox as eqx
 import jax

@@ -56,6 +56,7 @@ class AbstractAttentionChannel(AbstractChannel):
     layers: tuple[Layer, ...] = eqx.field(static=True)
     skip: Array
     beta: Array
+    pathwise = property(lambda self: True)  # smooth in the fields
 
     @property
     def visible_rank(self) -> int:

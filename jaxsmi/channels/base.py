@@ -24,6 +24,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.jumps import continuous
 from jaxsmi.channels.posterior import Key, Posterior, Response, response_of, weighted_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.validate import check
@@ -59,10 +60,13 @@ class AbstractLabels(eqx.Module):
 
     @property
     def pathwise(self) -> bool | Array:
-        """Averages over labels have their derivative along their own points: labels are summed
-        over, or are drawn and move continuously with the fields. False where drawn labels jump, as
-        points miss the jumps; an array where a link is examined numerically."""
-        return True
+        """The derivative of an average over labels is the average of the derivatives at its points:
+        labels are summed over, or move continuously with the fields. Derivatives in numbers of the
+        model are NaN where this is false, as points miss jumps. A channel that does not state it is
+        examined numerically."""
+        if self.outcomes is not None:
+            return True
+        return continuous(self.link, self.indices, self.tokens)
 
     @property
     def noise_size(self) -> int:

@@ -272,8 +272,8 @@ class IntegratedChannel(FibreChannel):
 
 
 _CONTINUED = (
-    "; in smi.weak_recovery and smi.state_evolution, of a continuous link, noises=(..) (continued "
-    "to zero noise)"
+    "; for a continuous link smi.weak_recovery(.., noises=[..]) and "
+    "smi.noiseless_limit(model, alpha, noises, ..), which extrapolate to zero noise"
 )
 
 

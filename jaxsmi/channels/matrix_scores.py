@@ -64,6 +64,7 @@ class AbstractScores(AbstractChannel):
     explicit: ClassVar[bool] = True
     weight: ClassVar[float] = 0.25
     indices: int = eqx.field(static=True, default=1, kw_only=True)
+    pathwise = property(lambda self: True)  # smooth in the fields
 
     @property
     @abc.abstractmethod

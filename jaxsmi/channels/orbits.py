@@ -276,6 +276,7 @@ class ProductChannel(FibreChannel):
 
     indices: int = eqx.field(static=True, default=2, kw_only=True)
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
+    pathwise = property(lambda self: True)  # smooth in the fields
 
     @property
     def constraints(self) -> int:

@@ -192,6 +192,7 @@ class LayeredCoordinates(FibreChannel):
 
     skip: Array
     readout: SoftmaxScores
+    pathwise = property(lambda self: True)  # smooth in the fields
 
     @property
     def size(self) -> int:

@@ -199,7 +199,7 @@ class Solution(eqx.Module):
         state: What is needed to continue a run.
         model: The problem, so that a file or a figure can say how it was made.
         key: The randomness, for the same purpose.
-        kind: What ran: "state_evolution", "gamp", "spectral", "train", "online" or "nuclear_norm".
+        kind: What ran: "state_evolution", "gamp", "spectral", "train" or "nuclear_norm".
     """
 
     overlap: Array

@@ -152,7 +152,7 @@ def misfit(
     omega: Array,
     V: Array,
     draws: Draws,
-    sensing: AbstractOperator,
+    operator: AbstractOperator,
 ) -> Misfit:
     """The misfit of labels (N, ...) at ω (N, P, M), V (P, P) (module docstring)."""
     predicted = jax.vmap(channel.link)(omega)
@@ -162,10 +162,10 @@ def misfit(
 
     measured = distance(labels)
     believed = distance(redraw_labels(channel, omega, V, draws.normal, draws.noise))
-    difference = sensing.mean(measured - believed)
-    variance = sensing.mean((measured - believed) ** 2) - difference**2
-    error = jnp.sqrt(jnp.maximum(variance, 0.0) / sensing.samples)
-    ratio = quotient(sensing.mean(measured), sensing.mean(believed))
+    difference = operator.mean(measured - believed)
+    variance = operator.mean((measured - believed) ** 2) - difference**2
+    error = jnp.sqrt(jnp.maximum(variance, 0.0) / operator.samples)
+    ratio = quotient(operator.mean(measured), operator.mean(believed))
     return Misfit(ratio, quotient(difference, error))
 
 

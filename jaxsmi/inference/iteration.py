@@ -3,12 +3,12 @@ r"""One step of generalised approximate message passing, as a solver of the one 
 Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, the
 covariance C of what is not known of it, and the fields' variance V = C:
 
-    ω = sensing.forward(W) - memory           (Onsager term: memory = C g, C = ∂W/∂b)
+    ω = operator.forward(W) - memory           (Onsager term: memory = C g, C = ∂W/∂b)
     V widened where labels are missed by more than it says (calibration.py)
     g = channel.respond(y, ω, V)        (of a learner other than Bayes: its own, learners/base.py)
     A = the precision of the fields: "controlled": α ⟨g gᵀ⟩ with a control variate;
         "outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state": that of state evolution at V
-    b = sensing.adjoint(g) + A W
+    b = operator.adjoint(g) + A W
     A, b calibrated by the data (calibration.py)
     W, C = prior.posterior(b, A)
     then damping, (W, C, memory) ← (1 - d) new + d old                               (Eq. (41))
@@ -159,7 +159,7 @@ class Observations(eqx.Module):
 
 
 class GampState(eqx.Module):
-    """State after a step, which `record` functions see and `state=` continues from.
+    """State after a step, which `record` functions receive and `smi.gamp(start=state)` continues.
 
     `weights` Ŵ (P, D), `covariance` C (P, P), `memory` (N, P, M), what the Onsager term takes off
     the next fields, `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P), `step`, the number of

@@ -311,9 +311,9 @@ def _continued(
     allowed = "a solution of gamp or spectral, which has a state to continue from"
     state = start.state if isinstance(start, Solution) else start
     state = validate.instance("start", state, GampState, allowed)
-    check(state.weights.shape == signal, "state", state.weights, f"weights of shape {signal}")
+    check(state.weights.shape == signal, "start", state.weights, f"weights of shape {signal}")
     allowed = f"the state of a run on {fields[0]} samples"
-    check(state.g.shape == fields, "state", state.g, allowed)
+    check(state.g.shape == fields, "start", state.g, allowed)
     return state
 
 

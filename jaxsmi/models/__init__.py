@@ -1,4 +1,4 @@
-"""Models: a prior, a sensing law and a channel under one name. A new model is one file."""
+"""Models: a prior, a design, a channel, a student and a metric under one name."""
 
 from jaxsmi.core.results import Estimate
 from jaxsmi.design.tokens import Tokens

@@ -53,9 +53,9 @@ class DeepAttention(IndexModel):
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
     if untied. The exact channel needs no noise and, in the last layer, one head, tied and of rank
     one or two, or untied and of rank one; the other layers may be any. With noise the
-    channel integrates over all fields. Everything else samples and trains; of it `weak_recovery`
-    and `state_evolution` take the limit of vanishing noise (their `noises`), and `gamp` refuses it.
-    Hardmax samples only: train a softmax student on its data.
+    channel integrates over all fields. Everything else can be sampled and trained;
+    `noiseless_limit` and `weak_recovery(noises=..)` extrapolate to zero noise, and `gamp` raises a
+    ValueError. Hardmax can only be sampled: train a softmax student on its data.
 
     Args:
         depth: L >= 1, the number of layers.

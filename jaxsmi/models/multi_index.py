@@ -39,8 +39,8 @@ _ROUNDING = 1e-4  # of probabilities that add up to one: float32 likelihoods, ma
 class MultiIndex(IndexModel):
     r"""Sequence multi-index model y = link(Z) + √Δ ξ with Z = W x/√D ∈ R^{P×M}.
 
-    A noiseless link without a channel samples and trains; `gamp` refuses it and says what to do,
-    `state_evolution` and `weak_recovery` take the limit of vanishing noise (their `noises`).
+    A noiseless link without a channel can be sampled and trained; `noiseless_limit` and
+    `weak_recovery(noises=..)` extrapolate to zero noise, and `gamp` raises a ValueError.
 
     Args:
         link: array (P, M) -> array, any JAX function (an equinox Module keeps its arrays

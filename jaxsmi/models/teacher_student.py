@@ -53,7 +53,8 @@ class TeacherStudent(eqx.Module):
     Attributes:
         sample_loss: ℓ from z* (P*, tokens of a sample), z (P, tokens) and the label's noise.
         agreement: What a student has in common with the teacher, from M (P, k), Q (P, P) and the
-            Gram matrix of the fixed rows (k, k): the numbers that `level` and `until` watch.
+            Gram matrix of the fixed rows (k, k): the numbers that `Monitor.level` and
+            `Monitor.target` compare.
         draw_gram: Gram matrix W* W*ᵀ/D (P*, P*) of a drawn teacher, of (key, dimension=D).
         encoding: E (tokens of a sample, k - P*), of the directions of the inputs.
         gram: Expected Gram matrix of the fixed rows (k, k).

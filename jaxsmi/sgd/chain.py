@@ -9,10 +9,10 @@ the weight of a sample's loss, the slopes S = ∂ℓ/∂z (P, BM):
     sphere: rows of W' over their norm, times the norm that they had at the start
     Z ← the triangular factor of [Z', F']
 
-A (p, p), p = min(P, BM), is Bartlett's factor of p rows of D - k - n normals (triangular.py in
-numerics): F is the part of the gradient outside of the span, whose Gram matrix is Wishart's, and
-exact at every D >= k + n + p. Of batches that are used several times A is the factor of all BM
-tokens, in whose coordinates the updates are taken one after the other.
+A (p, p), p = min(P, BM), is Bartlett's factor of p rows of D - k - n normals
+(numerics/linear_algebra.py): F is the part of the gradient outside of the span, whose Gram matrix
+is Wishart's, and exact at every D >= k + n + p. For batches that are used several times A is the
+factor of all BM tokens, in whose coordinates the updates are taken one after the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Thresholds: weak recovery, the staircase of learning, first-order transitions, recovery.
 
-growth: the growth map. weak: α_c = 1/λ_max, and its derivative. branch: the fixed point at learned
-directions. scan: a start for the root of log α λ_max. root: the root and its derivative. stairs:
-one step after the other. recovery: perfect recovery. edges, transitions: first order. search: the
-parameter that a threshold asks for.
+weak: the growth map and α_c = 1/λ_max. branch: the fixed point with some directions learned, and
+the scan along it. root: the root of log α λ_max, and its derivative. stairs: `staircase`.
+transitions: `first_order` and `recovery_threshold`. search: `search_threshold`.
 """

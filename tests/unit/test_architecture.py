@@ -1,7 +1,7 @@
 """Rules of the architecture, each with an offender that it must find.
 
 Imports go downward; engines name no family of models; a public function takes at most eight
-arguments, and an interface has at most twelve public members.
+arguments, and a class of an interface states at most twelve public members.
 """
 
 import ast

@@ -139,3 +139,17 @@ def test_a_published_error_is_off_where_two_bands_merge():
     assert abs(mass - 1) < 1e-11
     assert abs(error - ours) < 1e-11
     assert denoising_error(0.1, published / (2 * alpha))[0] - published > 1e-3
+
+
+def test_files_that_docstrings_name_exist():
+    files = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    for path in sorted((ROOT / "jaxsmi").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        named = {name.split("/")[-1] for name in re.findall(r"[\w/]+\.py\b", text)}
+        assert named <= files, (path, named - files)
+        if path.name == "__init__.py" and path.parent.name != "jaxsmi":
+            docstring = ast.get_docstring(ast.parse(text)) or ""
+            here = {entry.stem for entry in path.parent.iterdir()}
+            lists = re.findall(r"(?:^|[.]\s)((?:[a-z_]+, )*[a-z_]+):", docstring)
+            modules = {name for group in lists for name in group.split(", ")}
+            assert modules <= here, (path, modules - here)
