@@ -106,7 +106,7 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
         P = self.student.indices
         A = conjugates.precision
         prior = self.student.prior
-        mixture = prior.column(P).gaussians()
+        mixture = prior.column(P)
         # one Gaussian: f is linear in b
         if prior.traits.continuous and len(mixture.log_weight) == 1:
             covariance = mixture.covariance[0]
@@ -116,10 +116,10 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
 
     def _averaged(self, conjugates: Conjugates, truth: Truth) -> Moments:
         """`moments` by a sum over the components of the teacher's prior and a grid in each."""
-        student = self.student.prior.column(self.student.indices).gaussians()
+        student = self.student.prior.column(self.student.indices)
         goal = truth.second_moment.shape[0]
         P = len(conjugates.noise)
-        teacher = truth.prior.column(goal).gaussians()
+        teacher = truth.prior.column(goal)
         # a fixed key: theory takes the same nodes at every step, or it would not converge
         points = gaussian_points(jax.random.key(0), _NODES, 1, goal + P)
         zeta = points.position[0, :, :goal]

@@ -10,7 +10,6 @@ from jaxsmi.priors.discrete import BernoulliGauss, GaussianMixture, Rademacher
 from jaxsmi.priors.factors import ProductPrior, WishartPrior
 from jaxsmi.priors.gaussian import Gaussian, GaussianProfile
 from jaxsmi.priors.iid import AbstractIidPrior
-from jaxsmi.priors.positive import Positive
 from jaxsmi.priors.spectral import AbstractMatrixLaw, SpectralPrior
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "GaussianProfile",
-    "Positive",
     "ProductPrior",
     "Rademacher",
     "SpectralPrior",

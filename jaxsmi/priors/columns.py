@@ -1,4 +1,4 @@
-"""The law of one column, and a mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P.
+"""The law of one column: a mixture of Gaussians Σ_k π_k N(μ_k, S_k) in R^P.
 
 Equations here [TCDKZ25], [theory: multi-index, section 2]:
 
@@ -6,8 +6,6 @@ Equations here [TCDKZ25], [theory: multi-index, section 2]:
 """
 
 from __future__ import annotations
-
-import abc
 
 import equinox as eqx
 import jax
@@ -19,39 +17,8 @@ from jaxsmi.priors.field_averages import mixture_nodes
 _MEMORY = 2**22  # numbers in the posterior of one batch of columns: 32 MB in float64
 
 
-class AbstractColumn(eqx.Module):
-    """The law of one column w in R^P, and its posterior given a field."""
-
-    @property
-    @abc.abstractmethod
-    def first_moment(self) -> Float[Array, " P"]:
-        """E w."""
-
-    @property
-    @abc.abstractmethod
-    def second_moment(self) -> Float[Array, "P P"]:
-        """E w wᵀ."""
-
-    @property
-    @abc.abstractmethod
-    def size(self) -> int:
-        """Numbers held while computing the posterior of one column."""
-
-    @abc.abstractmethod
-    def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
-        """log Z_w, posterior mean f and posterior covariance C at one field b."""
-
-    @abc.abstractmethod
-    def nodes(self, root: Float[Array, "P P"]) -> tuple[Array, Array]:
-        """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, `root` = Q̂^{1/2}."""
-
-    @abc.abstractmethod
-    def gaussians(self) -> Mixture:
-        """The law as a mixture of Gaussians; a ValueError where it is not one."""
-
-
-class Mixture(AbstractColumn):
-    """Σ_k π_k N(μ_k, L_k L_kᵀ) in R^P.
+class Mixture(eqx.Module):
+    """The law Σ_k π_k N(μ_k, L_k L_kᵀ) of one column w in R^P, and its posterior given a field.
 
     Args:
         log_weight: log π_k (K,).
@@ -70,22 +37,23 @@ class Mixture(AbstractColumn):
 
     @property
     def first_moment(self) -> Float[Array, " P"]:
+        """E w."""
         return jnp.exp(self.log_weight) @ self.mean
 
     @property
     def second_moment(self) -> Float[Array, "P P"]:
+        """E w wᵀ."""
         points = jnp.einsum("kp,kq->kpq", self.mean, self.mean)
         return jnp.einsum("k,kpq->pq", jnp.exp(self.log_weight), self.covariance + points)
 
     @property
     def size(self) -> int:
+        """Numbers held while computing the posterior of one column."""
         return self.factor.size
 
     def nodes(self, root: Float[Array, "P P"]) -> tuple[Array, Array]:
+        """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, `root` = Q̂^{1/2}."""
         return mixture_nodes(self.log_weight, self.mean, self.covariance, root)
-
-    def gaussians(self) -> Mixture:
-        return self
 
     @eqx.filter_jit
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
@@ -121,7 +89,7 @@ class Mixture(AbstractColumn):
 
 
 @eqx.filter_jit
-def posterior(column: AbstractColumn, b: Array, A: Array) -> tuple[Array, Array]:
+def posterior(column: Mixture, b: Array, A: Array) -> tuple[Array, Array]:
     """Posterior means (P, D) of the columns of b, and the average of their covariances (P, P)."""
     respond = lambda field: column.respond(field, A)[1:]
     batch = max(1, _MEMORY // column.size)

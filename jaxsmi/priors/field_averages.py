@@ -4,7 +4,7 @@ Equations here [TCDKZ25], [theory: numerics, section 6, Eqs. (14) to (16)],
 [theory: multi-index, Eqs. (14) to (16)]:
 
 * E h(b, Q̂) over nodes u, b = Q̂^{1/2}u, u = Q̂^{1/2}w + ξ, whose law has a scale of about one over
-  the size of w where the posterior changes its mind (between peaks, at an edge), and the width of w
+  the size of w where the posterior switches between peaks, and the width of w
   times Q̂^{1/2} elsewhere. One index: the trapezoidal rule in t = Σ_c arsinh((u - c)/s) over several
   centres c: nodes are dense around each on the scale s, and everything is analytic, so that it
   converges exponentially. Two or three indices: a tensor rule for each Gaussian component. More: a
@@ -161,19 +161,16 @@ minus_covariance_twice = _of_posterior(lambda log_partition, f, C: -jnp.einsum("
 # Nodes ------------------------------------------------------------------------------------------
 
 
-def on_a_line(
-    centers: Array, width: Array, low: Array, high: Array, each: int = CHUNK
-) -> tuple[Array, Array]:
+def _on_a_line(centers: Array, width: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """Nodes u (n,) from `low` to `high` and their weights du, dense around each of the `centers`
-    (k,) on the scale `width`, a number or one each; n is k times `each`, for up to sixteen."""
-    width = jnp.broadcast_to(width, centers.shape)
+    (k,) on the scale `width`; n is k times the chunk, for up to sixteen."""
     coordinate = lambda u: jnp.sum(jnp.arcsinh((u[:, None] - centers) / width), axis=1)
     rate = lambda u: jnp.sum(((u[:, None] - centers) ** 2 + width**2) ** -0.5, axis=1)
-    ends = jnp.arcsinh((jnp.stack([low, high]) - centers[:, None]) / width[:, None])
+    ends = jnp.arcsinh((jnp.stack([low, high]) - centers[:, None]) / width)
     around = jnp.linspace(ends[:, 0], ends[:, 1], _FIRST, axis=1)
-    coarse = jnp.sort((centers[:, None] + width[:, None] * jnp.sinh(around)).reshape(-1))
+    coarse = jnp.sort((centers[:, None] + width * jnp.sinh(around)).reshape(-1))
     first = coordinate(coarse)
-    count = each * min(len(centers), _MOST_CENTERS)
+    count = CHUNK * min(len(centers), _MOST_CENTERS)
     step = (first[-1] - first[0]) / count
     t = first[0] + step * (jnp.arange(count, dtype=centers.dtype) + 0.5)
     u = jnp.interp(t, first, coarse)
@@ -214,7 +211,7 @@ def _line(log_weight: Array, mean: Array, variance: Array, precision: Array) -> 
     centers = jnp.concatenate([peaks, 0.5 * (peaks[1:] + peaks[:-1])])
     reach = REACH * jnp.sqrt(variance)
     width = 1.0 / jnp.sqrt(1.0 + precision)
-    u, step = on_a_line(centers, width, jnp.min(mean - reach), jnp.max(mean + reach))
+    u, step = _on_a_line(centers, width, jnp.min(mean - reach), jnp.max(mean + reach))
     exponent = log_weight - 0.5 * (u[:, None] - mean) ** 2 / variance
     density = jnp.sum(jnp.exp(exponent) / jnp.sqrt(2.0 * np.pi * variance), axis=1)
     weight = density * step

@@ -29,7 +29,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.priors.base import AbstractPrior
-from jaxsmi.priors.columns import AbstractColumn, posterior
+from jaxsmi.priors.columns import Mixture, posterior
 from jaxsmi.priors.field_averages import (
     average,
     covariance,
@@ -45,15 +45,14 @@ _ANY = validate.Interval("numbers", infinite=True)
 
 
 class AbstractIidPrior(AbstractPrior):
-    """A prior with iid columns: `Gaussian`, `Rademacher`, `BernoulliGauss`, `GaussianMixture`,
-    `Positive`.
+    """A prior with iid columns: `Gaussian`, `Rademacher`, `BernoulliGauss`, `GaussianMixture`.
 
-    To add one that is a mixture of Gaussians, subclass this with `traits`, a `column` that returns
-    a `Mixture`, and `sample`.
+    To add one, subclass this with `traits`, a `column` that returns a `Mixture` of Gaussians, and
+    `sample`.
     """
 
     @abc.abstractmethod
-    def column(self, indices: int) -> AbstractColumn:
+    def column(self, indices: int) -> Mixture:
         """Law of a P-vector, P = `indices`."""
 
     @abc.abstractmethod

@@ -125,7 +125,6 @@ case(
     means="array", scales="array", mirrored="flag",
 )  # fmt: skip
 case(smi.priors.GaussianProfile, {"variances": [1.0, 2.0]}, variances="positive array")
-case(smi.priors.Positive, {}, slope="real", precision="non-negative")
 case(smi.priors.ProductPrior, {"aspect_ratio": 1.0, "rank_ratio": 0.5})
 case(smi.priors.WishartPrior, {"rank_ratio": 0.5})
 for prior in (
@@ -134,7 +133,6 @@ for prior in (
     smi.priors.BernoulliGauss(0.5),
     smi.priors.GaussianMixture(**MIXTURE),
     smi.priors.GaussianProfile([1.0, 2.0, 0.5]),
-    smi.priors.Positive(),
 ):
     case(prior.sample, {"key": KEY, "indices": 1, "dimension": 3})
     case(prior.posterior, {"b": np.ones((1, 3)), "A": ONE})

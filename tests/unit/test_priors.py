@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 import jaxsmi as smi
 from helpers import gauss_legendre, z_scores
-from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Positive, Rademacher
+from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Rademacher
 
 KEY = jax.random.key(0)
 COVARIANCE = np.array([[1.5, 0.6], [0.6, 0.8]])
@@ -445,91 +445,11 @@ def test_traced_parameters_raise_nothing():
 
 # Priors that are not even -----------------------------------------------------------------------
 
-HALF_LINE = {  # prior, its density, and where that has ended
-    "half-normal": (Positive(), lambda w: 2.0 * norm.pdf(w), 9.5),
-    "exponential": (Positive(-1.0, 0.0), lambda w: np.exp(-w), 40.0),
-    "cut": (Positive(2.0, 1.0), lambda w: norm.pdf(w - 2.0) / norm.cdf(2.0), 12.0),
-}
-
-
-def moments_by_quadrature(density, end, q):
-    """E w and E w² of the prior, and E Var[w|b] at precision q: quadratures over w inside one over
-    u = √q w + ξ."""
-
-    def unknown(u):
-        center = u / q**0.5
-        points = [x for x in (center - 3 / q**0.5, center, center + 3 / q**0.5) if 0 < x < end]
-        law = lambda w: density(w) * norm.pdf(u - q**0.5 * w)
-        where = {"points": points or None, "epsabs": 0, "limit": 99}
-        m = [quad(lambda w, k=k: law(w) * w**k, 0, end, **where)[0] for k in range(3)]
-        return m[2] - m[1] ** 2 / m[0] if m[0] > 0.0 else 0.0
-
-    ends = [-9, -4, -1, 0, 1, 3, 6, 9, 9 + q**0.5 * end]
-    parts = (quad(unknown, *pair, epsabs=1e-12, limit=200)[0] for pair in itertools.pairwise(ends))
-    moment = lambda k: quad(lambda w: density(w) * w**k, 0, end, epsabs=0, limit=200)[0]
-    return moment(1), moment(2), sum(parts)
-
-
-@SLOW
-@pytest.mark.parametrize(("name", "q"), list(itertools.product(HALF_LINE, (1e-3, 0.7, 20.0))))
-def test_weights_on_the_half_line_by_adaptive_quadrature(name, q):
-    prior, density, end = HALF_LINE[name]
-    first, second, unknown = moments_by_quadrature(density, end, q)
-    value = scalar(prior, q)
-    assert float(prior.mean_overlap(1)[0, 0]) == pytest.approx(first**2, rel=1e-9)
-    assert float(prior.second_moment(1)[0, 0]) == pytest.approx(second, rel=1e-9)
-    assert value["mmse"] == pytest.approx(unknown, abs=1e-9)
-    assert value["overlap"] == pytest.approx(second - unknown, abs=1e-9)
-
-
-def test_limits_on_the_half_line():
-    """At q̂ = 0 the mean and the variance; far out V = 1/q̂ of a density; a cut far from its peak
-    is no cut: 20 widths away it weighs e^{-200}."""
-    for prior, _, _ in HALF_LINE.values():
-        S, known = float(prior.second_moment(1)[0, 0]), float(prior.mean_overlap(1)[0, 0])
-        nothing = scalar(prior, 0.0)
-        assert nothing["mmse"] == pytest.approx(S - known, rel=1e-12)
-        assert nothing["overlap"] == pytest.approx(known, rel=1e-12)
-        # half of the density at the edge, times E of what is not Gaussian there: of order q̂^{-3/2}
-        assert scalar(prior, 1e8)["mmse"] == pytest.approx(1e-8, rel=3e-4)
-    uncut = GaussianMixture([1.0], [20.0], [1.0], mirrored=False)
-    for q in (0.3, 1e4):
-        values = [scalar(p, q)["mmse"] for p in (Positive(20.0, 1.0), uncut)]
-        np.testing.assert_allclose(values, 1.0 / (1.0 + q), rtol=1e-10)
-
-
-@SLOW
-def test_the_posterior_on_the_half_line_is_the_slope_of_its_partition_function():
-    """Both branches of the closed forms and where they meet (x = -3), f and C against central
-    differences: step² and rounding/step² for C."""
-    prior, A = Positive(-1.0, 0.3), jnp.full((1, 1), 0.7)
-    b = jnp.array([[-60.0, -5.0, -2.001, -2.0, -1.999, 0.0, 3.0, 40.0]])
-    at = jax.vmap(lambda field: log_partition(prior, field[None], A))
-    step = 1e-4
-    up, here, down = (at(b[0] + s) for s in (step, 0.0, -step))
-    f, _ = prior.posterior(b, A)
-    np.testing.assert_allclose(f[0], (up - down) / (2 * step), rtol=2e-7)
-    each = [float(prior.posterior(b[:, i : i + 1], A)[1][0, 0]) for i in range(8)]
-    np.testing.assert_allclose(each, (up - 2 * here + down) / step**2, rtol=1e-5, atol=2e-6)
-    assert np.isnan(float(log_partition(Positive(-1.0, 0.0), jnp.ones(1), jnp.zeros((1, 1)))))
-
-
-@pytest.mark.parametrize("name", HALF_LINE)
-def test_drawn_weights_have_their_law(name):
-    """Kolmogorov and Smirnov: √n sup|F_n - F| < 2, an error of one draw in 1500."""
-    prior, density, _ = HALF_LINE[name]
-    W = np.sort(np.asarray(prior.sample(jax.random.key(3), 1, 4000))[0])
-    assert W[0] > 0.0
-    grid = np.linspace(0.0, W[-1], 20001)
-    cumulated = np.concatenate([[0.0], np.cumsum(0.5 * (density(grid)[1:] + density(grid)[:-1]))])
-    law = np.interp(W, grid, cumulated * grid[1])
-    assert 4000**0.5 * np.abs(law - np.arange(0.5, 4000) / 4000).max() < 2.0
-
 
 def test_a_prior_that_tells_signs_leaves_no_sign_open():
     kinds = lambda model: [part.kind for part in model.symmetry]
     assert kinds(smi.links.phase_retrieval()) == ["sign"]
-    assert kinds(smi.links.phase_retrieval(prior=Positive())) == []
+    assert kinds(smi.links.phase_retrieval(prior=BITS)) == []
     assert kinds(smi.links.sign_product(2, prior=BITS)) == ["permutation"]
     committee = lambda z: jnp.sum(z[:, 0] ** 2)
     free, told = (smi.MultiIndex(committee, indices=2, noise=0.1, prior=p) for p in (None, PEAKS))
@@ -538,10 +458,8 @@ def test_a_prior_that_tells_signs_leaves_no_sign_open():
 
 
 RUNS = {
-    "half-normal": (lambda p: smi.links.linear(0.5, prior=p), Positive(), 1.0),
-    "exponential": (lambda p: smi.links.sign(prior=p), Positive(-1.0, 0.0), 2.0),
     "bits": (lambda p: smi.links.linear(0.3, prior=p), BITS, 0.6),
-    "modulus": (lambda p: smi.links.phase_retrieval(prior=p), Positive(), 0.6),
+    "modulus": (lambda p: smi.links.phase_retrieval(prior=p), PEAKS, 0.6),
     "peaks": (lambda p: smi.links.relu(0.2, prior=p), PEAKS, 1.0),
 }
 

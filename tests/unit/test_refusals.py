@@ -13,7 +13,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.descent.baselines import minimum_nuclear_norm
-from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Positive, Rademacher
+from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Rademacher
 from jaxsmi.thresholds.branch import check_oblique
 
 KEY, NAN, SGD, Start = jax.random.key(0), float("nan"), smi.sgd, smi.Start
@@ -21,6 +21,7 @@ LINEAR, SIGN, MODULUS = smi.links.linear(0.5), smi.links.sign(), smi.links.phase
 TWO, SINGLE = smi.DeepAttention(depth=2, tokens=2), smi.DeepAttention(depth=1, tokens=2)
 SCORES, PARITY = smi.AttentionIndexed(2, 0.5), smi.links.square_plus_sign_parity()
 HARDMAX = smi.DeepAttention(2, 2, activation="hardmax")
+ONES = GaussianMixture([1.0], [1.0], [1.0], mirrored=False)
 SEMANTIC = SGD.semantic_positional(0.5)
 ZERO, EYE, ONE = np.zeros((2, 2)), np.eye(2), np.eye(1)
 INPUTS = np.random.default_rng(0).standard_normal((6, 1, 5))
@@ -229,17 +230,21 @@ PRIORS = [
     ("covariance", lambda: Gaussian(np.diag([1.0, -1e-3]))),
     ("indices", lambda: Gaussian(EYE).overlap(jnp.eye(3))),
     ("indices", lambda: Rademacher().second_moment(9)),
-    ("indices", lambda: Positive().second_moment(2)),
     ("Qhat", lambda: Gaussian().overlap(jnp.ones((2, 3)))),
     ("b", lambda: Gaussian().posterior(jnp.ones(3), jnp.eye(1))),
     ("A", lambda: Gaussian().posterior(jnp.ones((1, 3)), jnp.eye(2))),
     ("signal", lambda: Gaussian().side_information(KEY, jnp.ones(3), 0.1)),
-    ("precision", lambda: Positive(1.0, 0.0)),
     ("weights", lambda: GaussianMixture([0.5], [1.0], [0.1])),
     (".*", lambda: GaussianMixture([1.0], [1.0, 2.0], [0.1])),
     ("scales", lambda: GaussianMixture([1.0], [1.0], [-0.1])),
     ("dimension", lambda: smi.priors.GaussianProfile([1.0, 2.0]).sample(KEY, 1, 3)),
-    ("model", lambda: smi.weak_recovery(smi.links.phase_retrieval(prior=Positive()), key=KEY)),
+    (
+        "model",
+        lambda: smi.weak_recovery(
+            smi.links.phase_retrieval(prior=GaussianMixture([1.0], [1.0], [1.0], mirrored=False)),
+            key=KEY,
+        ),
+    ),
 ]
 DATA_SETS = [
     ("teacher", lambda: sample(teacher=WIDE)),
@@ -303,7 +308,7 @@ INFERENCE = [
     (r"noises: .*jump", lambda: noiseless(JUMPS)),
     (r"noises: .*softmax student", lambda: noiseless(HARDMAX)),
     (r"noises: .*None for (a matrix|this) model", lambda: noiseless(smi.Bilinear(1.0, 0.2))),
-    (r"model: .*noises=\(\.\.\) \(continued to zero noise\)", lambda: gamp(SQUARE)),
+    (r"model: .*noises=\[\.\.\]\) and smi\.noiseless_limit", lambda: gamp(SQUARE)),
 ]
 TRAINING = [
     ("batch_size: got 7; allowed: at most 6", lambda: train(batch_size=7)),

@@ -42,8 +42,6 @@ MODELS = {
     "scales": lambda x: learns(priors.GaussianMixture([1.0], [1.0], jnp.stack([x]))),
     "covariance": lambda x: learns(priors.Gaussian(jnp.array([[1.0, 0.9], [0.9 * x, 1.0]])), 2),
     "indefinite": lambda x: learns(priors.Gaussian(jnp.diag(jnp.array([1.0, x]))), 2),
-    "precision": lambda x: learns(priors.Positive(1.0, x)),
-    "slope": lambda x: learns(priors.Positive(-x, 0.0)),
 }
 
 
