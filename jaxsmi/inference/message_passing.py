@@ -86,11 +86,16 @@ def gamp(
 
         ω = Ŵ x/√D - C g,   g = channel(y, ω, C),   Ŵ, C = prior(Σ g x/√D + A Ŵ, A)
 
-    It starts from the spectral estimate where there is one, follows state evolution step by step,
-    and is damped once nothing grows. If the run converges with some directions still at zero
-    overlap, and the labels carry a spectral signal for them, it restarts with that spectral
-    estimate added. It assumes inputs of iid entries of mean zero and variance one, of any law, and
-    warns of stored inputs that are far from that, with the remedy (`data.second_moments()`).
+    By default it starts from the spectral estimate where there is one, rescales b and widens V
+    where these disagree with the labels (`smi.Bayes(calibrate=False)`: never), and adds damping
+    once nothing grows. If the run converges with some directions still at zero overlap, and the labels
+    carry a spectral signal for them, it restarts with that spectral estimate added. This restart,
+    and that of a diverging matrix run with more damping, happen outside jit and vmap only. The
+    textbook algorithm: `learner=smi.Bayes("divergence", calibrate=False)`, `start=1e-3`,
+    `iteration=smi.Iteration(damping=0.0)`.
+
+    Inputs are assumed to have iid entries of mean zero and variance one, of any law; a warning
+    names stored inputs that are far from that, with the remedy (`data.second_moments()`).
 
     Args:
         model: Any model with a posterior.
