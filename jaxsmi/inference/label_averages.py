@@ -131,12 +131,11 @@ class LabelAverages(eqx.Module):
         eta = images(eta, [t for _, t in signs]).reshape(weight.size, drawn, M)
         noise = images(noise, [1.0] * len(signs)).reshape(weight.size, sizes[2])
 
-        truth = self.truth
         omega = jnp.einsum("pq,nqm->npm", sqrt_psd(x.overlap), xi)
         omega = omega + x.direction_overlap @ self.encoding.T
         goal = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher_overlap, xi)
-        goal = goal + truth.cross @ self.encoding.T
-        rho = remainder(x, truth)
+        goal = goal + self.truth.cross @ self.encoding.T
+        rho = self._remainder(x)
         if finite:
             return self._each_label(x, omega, goal, rho, weight)
         goal = goal + jnp.einsum("pq,nqm->npm", sqrt_psd(rho), eta)
@@ -223,22 +222,20 @@ class LabelAverages(eqx.Module):
         gap = outputs.reshape(len(outputs), -1) - goals.reshape(len(outputs), -1)
         return labelled.mean(jnp.sum(gap**2, axis=1))
 
+    def _remainder(self, x: Overlaps) -> Array:
+        """ρ = S - Mᵀ Q^{-1} M (P*, P*): what the student's fields leave open of the teacher's."""
+        half = inverse_root(x.overlap) @ x.teacher_overlap
+        return symmetric(self.truth.second_moment - half.T @ half)
 
-def remainder(x: Overlaps, truth: Truth) -> Array:
-    """ρ = S - Mᵀ Q^{-1} M (P*, P*): what the student's fields leave open of the teacher's."""
-    half = inverse_root(x.overlap) @ x.teacher_overlap
-    return symmetric(truth.second_moment - half.T @ half)
-
-
-def admissible(x: Overlaps, truth: Truth) -> Array:
-    """Whether Q, V and ρ are positive definite and all is finite."""
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(x)]))
-    # eigenvalues of matrices with NaN stop the program with jax_debug_nans
-    safe = jax.tree.map(lambda a: jnp.where(finite, a, 1.0), x)
-    values = jnp.linalg.eigvalsh(symmetric(safe.overlap))
-    definite = jnp.where(values[0] > 0.0, safe.overlap, jnp.eye(len(values)))
-    rho = remainder(eqx.tree_at(lambda x: x.overlap, safe, definite), truth)
-    positive = (values[0] > 0.0) & (jnp.linalg.eigvalsh(symmetric(safe.covariance))[0] > 0.0)
-    # M may reach the teacher exactly: rounding of ρ = 0
-    size = jnp.trace(truth.second_moment)
-    return finite & positive & (jnp.linalg.eigvalsh(rho)[0] > -1e-12 * size)
+    def admissible(self, x: Overlaps) -> Array:
+        """Q, V and ρ are positive definite, and all is finite."""
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(x)]))
+        # eigenvalues of matrices with NaN stop the program with jax_debug_nans
+        safe = jax.tree.map(lambda a: jnp.where(finite, a, 1.0), x)
+        values = jnp.linalg.eigvalsh(symmetric(safe.overlap))
+        definite = jnp.where(values[0] > 0.0, safe.overlap, jnp.eye(len(values)))
+        rho = self._remainder(eqx.tree_at(lambda x: x.overlap, safe, definite))
+        positive = (values[0] > 0.0) & (jnp.linalg.eigvalsh(symmetric(safe.covariance))[0] > 0.0)
+        # M may reach the teacher exactly: rounding of ρ = 0
+        size = jnp.trace(self.truth.second_moment)
+        return finite & positive & (jnp.linalg.eigvalsh(rho)[0] > -1e-12 * size)

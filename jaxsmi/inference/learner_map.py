@@ -27,7 +27,7 @@ from jaxsmi.core.driver import Run
 from jaxsmi.core.options import Start
 from jaxsmi.core.results import LearnerSolution, Result, Solution
 from jaxsmi.core.validate import check
-from jaxsmi.inference.label_averages import Answers, LabelAverages, admissible
+from jaxsmi.inference.label_averages import Answers, LabelAverages
 from jaxsmi.inference.order_map import (
     AbstractOrderMap,
     Arguments,
@@ -154,7 +154,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             "overlap": (jnp.linalg.eigvalsh(x.overlap)[0] > 0.0, "a positive definite Q"),
             "direction_overlap": (fits, "B with [[Q, B], [Bᵀ, G]] positive semi-definite"),
             "teacher_overlap": (
-                admissible(x, truth),
+                self.admissible(x),
                 "M with S - Mᵀ Q^{-1} M positive semi-definite",
             ),
         }
@@ -215,10 +215,6 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         B = jnp.sqrt(Q * size(truth.gram))
         sizes = Overlaps(Q, M, size(x.covariance), B)
         return jax.tree.map(lambda a, s: jnp.broadcast_to(s, a.shape), x, sizes)
-
-    def admissible(self, x: Overlaps) -> Array:
-        """Q, V and ρ are positive definite."""
-        return admissible(x, self.truth)
 
     def observed(self, x: Overlaps) -> Numbers:
         """x itself."""
