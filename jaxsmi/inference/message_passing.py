@@ -88,10 +88,10 @@ def gamp(
 
     By default it starts from the spectral estimate where there is one, rescales b and widens V
     where these disagree with the labels (`smi.Bayes(calibrate=False)`: never), and adds damping
-    once nothing grows. If the run converges with some directions still at zero overlap, and the labels
-    carry a spectral signal for them, it restarts with that spectral estimate added. This restart,
-    and that of a diverging matrix run with more damping, happen outside jit and vmap only. The
-    textbook algorithm: `learner=smi.Bayes("divergence", calibrate=False)`, `start=1e-3`,
+    once nothing grows. If the run converges with some directions still at zero overlap, and the
+    labels carry a spectral signal for them, it restarts with that spectral estimate added. This
+    restart, and that of a diverging matrix run with more damping, happen outside jit and vmap only.
+    The textbook algorithm: `learner=smi.Bayes("divergence", calibrate=False)`, `start=1e-3`,
     `iteration=smi.Iteration(damping=0.0)`.
 
     Inputs are assumed to have iid entries of mean zero and variance one, of any law; a warning
