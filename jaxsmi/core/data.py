@@ -101,11 +101,6 @@ class Regenerated(eqx.Module):
         """(N, M, D)."""
         return (len(self.numbers) * self.each, *self.form)
 
-    @property
-    def ndim(self) -> int:
-        """The number of axes, 3."""
-        return len(self.shape)
-
     def block(self, k: Array | int) -> Array:
         """The k-th block (each, M, D)."""
         # the key of a block is that of its number: the same inputs in any order, on any device

@@ -196,16 +196,15 @@ class Iteration(AbstractSolver[Iterate]):
         # after a polish the trust, not the residual, decides
         falls = (residual < state.residual) | state.polished
         contracts = rho < (_CONTRACTS_FOLD if self.fold else _CONTRACTS)
-        take = self.newton & contracts & falls & self._sound(V, candidate)
+        take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
         # `_sound` allows rounding above S, but the next overlap S - V has to be positive
         inside = scale - positive_part(scale - jnp.where(take, candidate, value))
         new = jnp.where(take, inside, value)
         if self.fold:
-            take = take & (trust > 0.0)
             # a Newton step ended beyond the fold: plain steps from before it, and no more Newton
             left = state.polished & (rho >= 1.0)
             trust = jnp.where(left, 0.0, trust)
-            new = jnp.where(left, state.evaluation.value, jnp.where(take, inside, value))
+            new = jnp.where(left, state.evaluation.value, new)
         trace = jnp.trace(V)
         ratio = jnp.trace(value) / trace
         decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.trace)

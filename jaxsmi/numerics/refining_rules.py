@@ -89,14 +89,15 @@ class AbstractRule(eqx.Module):
             samples whose posterior reaches the edge.
         groups: Number of interleaved parts of a level, each a rule of its own.
         single_precision: Nodes may be weighed in single precision.
-        blocks: Samples and nodes worked on at once, at least and at most (`memory.block_within`).
+        blocks: Samples and nodes worked on at once, at least and at most (`block_within`).
     """
 
-    sizes: eqx.AbstractVar[tuple[int, ...]]
-    narrow: eqx.AbstractVar[int]
-    groups: eqx.AbstractVar[int]
-    single_precision: eqx.AbstractClassVar[bool]
-    blocks: eqx.AbstractVar[tuple[Block, Block]]
+    single_precision: ClassVar[bool] = False
+
+    sizes: tuple[int, ...] = eqx.field(static=True)
+    narrow: int = eqx.field(static=True)
+    groups: int = eqx.field(static=True)
+    blocks: tuple[Block, Block] = eqx.field(static=True)
 
     @abc.abstractmethod
     def rows(self, level: Array) -> Array:
@@ -151,13 +152,8 @@ class TrapezoidRule(AbstractRule):
     the price of a tail e^{-radius²/2} that the error estimate includes.
     """
 
-    single_precision: ClassVar[bool] = False
-
     dimension: int = eqx.field(static=True)
-    sizes: tuple[int, ...] = eqx.field(static=True)
     radii: tuple[float, ...] = eqx.field(static=True)
-    narrow: int = eqx.field(static=True)
-    groups: int = eqx.field(static=True)
     shift: float = eqx.field(static=True)
     analytic: Array
     jumps: Array | None
@@ -180,16 +176,13 @@ class TrapezoidRule(AbstractRule):
         self.analytic = jnp.asarray(analytic)
         self.jumps = jumps
         self.groups = 2**dimension
+        # the groups of the first levels should fill the smallest
+        self.blocks = Block(16, _NODES[dimension]), Block(512, 2048)
 
     @property
     def hidden(self) -> Array | None:
         """In one variable: the two parities show every jump, but not two of them that cancel."""
         return self.jumps if self.dimension == 1 else None
-
-    @property
-    def blocks(self) -> tuple[Block, Block]:
-        """The groups of the first levels should fill the smallest."""
-        return Block(16, _NODES[self.dimension]), Block(512, 2048)
 
     def rows(self, level: Array) -> Array:
         """Number of nodes of one group in the rows up to each; a row is a line of nodes along the
@@ -283,19 +276,17 @@ class TrapezoidRule(AbstractRule):
 class NetRule(AbstractRule):
     """Averages over randomised Gaussian nets, in any number of variables; a group is one net."""
 
-    groups: ClassVar[int] = _NETS
     single_precision: ClassVar[bool] = True
-    # points are costly, and many samples share them
-    blocks: ClassVar[tuple[Block, Block]] = (Block(4, 256), Block(64, 16384))
 
     net: Net
-    sizes: tuple[int, ...] = eqx.field(static=True)
-    narrow: int = eqx.field(static=True)
 
     def __init__(self, dimension: int, max_nodes: int, key: PRNGKeyArray):
         self.net = nets(key, _NETS, dimension)
         self.sizes = tuple(size for size in _NET_SIZES if size <= max_nodes)
         self.narrow = len(self.sizes)
+        self.groups = _NETS
+        # points are costly, and many samples share them
+        self.blocks = Block(4, 256), Block(64, 16384)
 
     def rows(self, level: Array) -> Array:
         """One row holds all points of a group."""

@@ -26,6 +26,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.numerics.linear_algebra import total
 
 CACHE = 2**19  # bytes of a block without reported memory: half of a core's usual second-level cache
 _SHARE = 64  # of a device's memory: several blocks live at once, beside the data
@@ -163,7 +164,6 @@ def sums_over(nodes: Nodes, shared: int, factor: Array, branches: Sequence[Branc
     top = jnp.max(jnp.stack([jnp.max(ell, axis=1) for ell in logs]), axis=0)
     top = lax.stop_gradient(jnp.maximum(top, no_weight(top.dtype) / 2))
     weights = [factor * jnp.exp(ell - top[:, None]) for ell in logs]
-    total = lambda terms: sum(terms[1:], terms[0])
     dot = lambda a, b: jnp.dot(a, b, precision="highest")
     weight = total(weights)
     # (1, t) is the same for all samples: its part of the table is one product of matrices
