@@ -217,15 +217,6 @@ class AbstractChannel(AbstractLabels):
         post, weight = weighted_posteriors(self, Q, V, key=key, points=points, nets=nets)
         return response_of(self, post, weight, nets, tangents)
 
-    def mixed(self, root: Array) -> AbstractChannel:
-        """The channel of the same labels as a law of fields z' (P, M) with z = z' root; a
-        ValueError where the law is no function that could be composed."""
-        del root
-        raise ValueError(
-            f"model: got the channel {type(self).__name__}, which has its fields' tokens "
-            "independent; allowed: its link as a function: smi.MultiIndex(link, noise=..)."
-        )
-
     def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
         """`response` on few points, for the precision "state" of message passing."""
         return self.response(Q, V, key=key, points=512, nets=4, tangents=False).mean

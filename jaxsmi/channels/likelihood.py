@@ -11,7 +11,6 @@ refined trapezoidal sums; more: randomised nets; both through
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Self
 
 import equinox as eqx
 import jax
@@ -38,16 +37,6 @@ _BATCH = 4096
 # widths in one variable that call for 256 and for 8192 nodes, where a kink and a jump are resolved
 _KINK = 0.017
 _JUMP = 5.2e-4
-
-
-class Mixed(eqx.Module):
-    """A function of fields (P, M), its last argument, at fields z' root."""
-
-    function: Callable[..., Array]
-    root: Array
-
-    def __call__(self, *arguments: Array) -> Array:
-        return self.function(*arguments[:-1], arguments[-1] @ self.root)
 
 
 class Likelihood(eqx.Module):
@@ -84,12 +73,6 @@ class Likelihood(eqx.Module):
         if self.sampler is not None:
             return jax.eval_shape(lambda z: self.draw(z, z[0, 0]), z).shape
         return jax.eval_shape(link, z).shape
-
-    def mixed(self, root: Array) -> Likelihood:
-        """The same labels as a law of fields z' with z = z' root."""
-        likely = self.log_likelihood and Mixed(self.log_likelihood, root)
-        drawn = self.sampler and Mixed(self.sampler, root)
-        return Likelihood(likely, drawn, self.outcomes, self.counts)
 
     @property
     def drawn(self) -> bool:
@@ -180,11 +163,6 @@ class IntegratedChannel(FibreChannel):
     def drawable(self) -> bool:
         """There is a link, a sampler, or all outcomes."""
         return self.labels.drawn
-
-    def mixed(self, root: Array) -> IntegratedChannel:
-        """The channel of link(z' root), noise and all."""
-        parts = (Mixed(self.law, root), self.labels.mixed(root))
-        return eqx.tree_at(lambda channel: (channel.law, channel.labels), self, parts)
 
     def link(self, fields: Array) -> Array:
         """link(z)."""
@@ -312,15 +290,6 @@ class NoInference(AbstractChannel):
         check(self.pathwise, "noises", noises, allowed)
         sizes = (self.indices, self.tokens, self.budget, self.law)
         return [IntegratedChannel(*sizes, noise) for noise in noises]
-
-    @property
-    def pathwise(self) -> Array:
-        """The link is continuous, examined numerically (`jumps`)."""
-        return continuous(self.law, self.indices, self.tokens)
-
-    def mixed(self, root: Array) -> Self:
-        """Labels of the link at z' root."""
-        return eqx.tree_at(lambda labels: labels.law, self, Mixed(self.law, root))
 
     def link(self, fields: Array) -> Array:
         """The link itself."""

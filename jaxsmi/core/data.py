@@ -339,8 +339,8 @@ class Dataset(eqx.Module):
         The teacher goes with them, `unwhiten` maps estimates back. What the model's prior must say
         is the law of W': of iid Gaussian W it is `priors.GaussianProfile(whitening.variances)`,
         Bayes-optimal; `priors.Gaussian([[mean of s]])` follows the theory of that prior, too, but
-        does not use what it knows. With `tokens`, labels are those of `model.mixed(C)`. Means are
-        not subtracted.
+        does not use what it knows. With `tokens`, the link of the new inputs is link(z C^{1/2}).
+        Means are not subtracted.
 
         Args:
             covariance: Σ (D, D) of the features; or other inputs (N', M, D), labelled or not, many
@@ -381,7 +381,7 @@ class Dataset(eqx.Module):
         whitening = whitening_of(inputs, covariance, tokens)
         # fields W x/√D stay the same numbers, so that the labels do
         teacher = None if self.teacher is None else whitening.into(self.teacher)
-        # the labels' law in the new coordinates is that of `model.mixed`, not of this model
+        # in the new coordinates the link is link(z C^{1/2}), not that of this model
         model = self.model if whitening.tokens is None else None
         return Dataset(whitening.whitened(inputs), self.labels, teacher, model, whitening=whitening)
 

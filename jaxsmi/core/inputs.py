@@ -313,5 +313,5 @@ def _tokens(columns: np.ndarray) -> Moment:
     covariance = columns.T @ columns
     roots = np.sqrt(np.maximum(np.diagonal(covariance), np.finfo(float).tiny))
     size = float(np.max(np.abs(np.tril(covariance / np.outer(roots, roots), -1))))
-    remedy = "data.whiten(covariance, tokens=..) and model.mixed(..)"
+    remedy = "data.whiten(covariance, tokens=C), and a link of z @ C^(1/2)"
     return _moment("correlations of the tokens", size, _over_pairs(columns), remedy)

@@ -27,10 +27,9 @@ from jaxsmi.core.validate import POSITIVE, VARIANCE, check
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models.index import IndexModel
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetries_of, symmetry_of
-from jaxsmi.numerics.linear_algebra import sqrt_psd
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
-from jaxsmi.priors.gaussian import iid_prior, semi_definite
+from jaxsmi.priors.gaussian import iid_prior
 
 _MAX_NODES = 2**20  # empirical: bounds time and memory of one label
 _ROUNDING = 1e-4  # of probabilities that add up to one: float32 likelihoods, many outcomes
@@ -159,41 +158,6 @@ class MultiIndex(IndexModel):
             second_moment = self.prior.second_moment(self.indices)
             self.inputs.check_fit(self.indices, self.tokens, second_moment)
         self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
-
-    def mixed(self, covariance: ArrayLike) -> MultiIndex:
-        r"""The model of the same labels on inputs whose tokens were whitened: those of
-        `data.whiten(.., tokens=C)`.
-
-            link'(z') = link(z' C^{1/2})
-
-        Args:
-            covariance: C (M, M) of the tokens, symmetric and positive semi-definite.
-
-        Returns:
-            A `MultiIndex` with the same prior, noise and symmetries.
-
-        Raises:
-            ValueError: For another covariance, a model with `inputs=`, or one with a channel of its
-                own, whose link is no function here.
-
-        Example:
-            >>> import jax.numpy as jnp, jaxsmi as smi
-            >>> link = lambda z: jnp.tanh(z[0, 0] * z[0, 1])
-            >>> model = smi.MultiIndex(link, indices=1, tokens=2, noise=0.1)
-            >>> model.mixed([[1.0, 0.5], [0.5, 1.0]]).tokens
-            2
-
-        Source:
-            [theory: inputs, Eq. (5)].
-        """
-        M = self.tokens
-        allowed = f"a symmetric positive semi-definite array ({M}, {M})"
-        C = semi_definite("covariance", covariance, allowed, size=M)
-        check(self.inputs is None, "model", self.name, "a model without inputs=")
-        # whitened tokens are independent again; what correlated them is part of the law of labels
-        channel = self.channel.mixed(sqrt_psd(C))
-        name = f"{self.name} of mixed tokens"
-        return MultiIndex(channel=channel, prior=self.prior, symmetry=self.symmetry, name=name)
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """Also for a teacher that overlaps with directions of its inputs: its prior does not know

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import integrate, linalg, optimize
+from scipy import linalg, optimize
 
 import jaxsmi as smi
-from helpers import respond
 from jaxsmi.core.inputs import block_of, second_moments
 from jaxsmi.inference.message_passing import warn_of_inputs
 from jaxsmi.priors import Gaussian, GaussianProfile
@@ -125,46 +124,6 @@ def test_theory_of_a_profile_is_its_equation():
     model = smi.links.linear(noise, prior=GaussianProfile(s))
     theory = smi.state_evolution(model, alpha, key=KEY, averages=smi.Averages(64))
     assert float(theory.covariance[0, 0]) == pytest.approx(V, abs=2e-4)
-
-
-def mixing():
-    weights = jnp.asarray([0.8, -1.3])
-    return smi.MultiIndex(lambda z: z[0] @ weights, indices=1, tokens=2, noise=0.3)
-
-
-def test_mixed_tokens_have_the_posterior_of_correlated_fields():
-    """A linear link: y ~ N(a·C^{1/2} ω', V aᵀC a + Δ), an exact log Z_out and g."""
-    C, a = np.array([[1.0, 0.6], [0.6, 1.5]]), np.array([0.8, -1.3])
-    R, V = linalg.sqrtm(C), 0.7
-    y, omega = np.array([0.4, -2.0]), np.array([[[0.3, -0.2]], [[1.0, 0.5]]])
-    post = respond(mixing().mixed(C).channel, jnp.asarray(y), jnp.asarray(omega), V * jnp.eye(1))
-    variance = V * a @ C @ a + 0.3
-    distance = y - omega[:, 0] @ R @ a
-    # the tolerance of the numerical channel on g, relative to 1 + max|g|
-    np.testing.assert_allclose(
-        post.log_partition, -0.5 * distance**2 / variance - 0.5 * np.log(2 * np.pi * variance),
-        atol=2e-3,
-    )  # fmt: skip
-    np.testing.assert_allclose(post.g[:, 0], np.outer(distance / variance, R @ a), atol=5e-3)
-
-
-@pytest.mark.slow
-def test_mixed_tokens_of_a_law_of_labels():
-    """Two labels by a product of fields: Z_out by SciPy's quadrature over correlated fields."""
-    odds = lambda y, z: jax.nn.log_sigmoid(2.0 * y * z[0, 0] * z[0, 1])
-    model = smi.MultiIndex(log_likelihood=odds, outcomes=[-1.0, 1.0], indices=1, tokens=2)
-    C, omega = np.array([[1.0, -0.5], [-0.5, 1.0]]), np.array([[0.4, 0.9]])
-    post = model.mixed(C).channel.posterior(1.0, omega, np.eye(1))
-    center, precision = omega[0] @ linalg.sqrtm(C), linalg.inv(C)
-
-    def density(v, u):
-        d = np.array([u, v]) - center
-        weight = np.exp(-0.5 * d @ precision @ d) / (2 * np.pi * np.sqrt(linalg.det(C)))
-        return weight / (1 + np.exp(-2.0 * u * v))
-
-    exact = integrate.dblquad(density, -7, 7, -7, 7, epsabs=1e-5)[0]
-    assert float(jnp.exp(post.log_partition)) == pytest.approx(exact, abs=2e-3)
-    assert model.mixed(C).sample(KEY, dimension=20, alpha=1.0).labels.shape == (20,)
 
 
 @pytest.mark.slow
