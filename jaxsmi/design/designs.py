@@ -1,6 +1,6 @@
 r"""The designs: rows W (P, D) of an index model, one rectangular matrix S (L, d), and L symmetric
 matrices, each with its operator. [theory: multi-index, Eqs. (1), (33) to (36); bilinear, Eqs. (21)
-to (24); attention-indexed, Eqs. (40) to (44), (56)]
+to (24); attention-indexed, Eqs. (40) to (44)]
 """
 
 from __future__ import annotations

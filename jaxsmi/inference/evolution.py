@@ -77,9 +77,7 @@ def state_evolution(
         Q̂ = α E Σ_m g gᵀ,   Q ← prior.overlap(Q̂)
 
     The functions of models of one matrix are explicit: the fixed point is then a root, without
-    random points or an iteration, and `start`, `averages` and a tolerance must be left out. Two
-    layers of `AttentionIndexed` are solved under an ansatz (`model.metric.ansatz`, also a warning):
-    overlaps between the layers are those of their means.
+    random points or an iteration, and `start`, `averages` and a tolerance must be left out.
 
     Args:
         model: Any model with a channel.

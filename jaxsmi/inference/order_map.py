@@ -21,7 +21,6 @@ map is one of the (k, k) matrix V on them:
 from __future__ import annotations
 
 import abc
-import warnings
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -236,8 +235,6 @@ class OverlapMap(AbstractOrderMap):
         key = validate.key("key", key)
         if start.overlap is not None and start.overlap.ndim == 0:
             validate.number("start", start.overlap, validate.FRACTION)  # before any computation
-        if model.metric.ansatz is not None:
-            warnings.warn(model.metric.ansatz, stacklevel=3)
         numbers = (start.teacher_overlap, start.variance, start.direction_overlap)
         allowed = "an overlap alone without a learner: Bayes has M = Q and V = S - Q"
         check(all(x is None for x in numbers), "start", start, allowed)

@@ -33,7 +33,7 @@ from jaxsmi.channels.matrix_scores import (
     SoftmaxScores,
     sign_information,
 )
-from jaxsmi.channels.pullback import PullbackChannel, frame, layered_channel, layered_scores
+from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.results import Estimate
@@ -44,12 +44,10 @@ from jaxsmi.models.matrix import MatrixModel, SymmetricFactors
 from jaxsmi.models.multi_index import check_no_law, output_model
 from jaxsmi.models.prediction import hardmax_error, softmax_error
 from jaxsmi.models.symmetry import AbstractSymmetry
-from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.factors import WishartPrior
 from jaxsmi.priors.spectral import SpectralPrior
 
 OUTPUTS = ("softmax", "hardmax", "linear")
-_TOLERANCE = 1e-3  # of the inner integral of two layers: that of index models with grids
 _BETA = Interval("a finite number > 0 (or output='hardmax')", low=0.0, open_low=True)
 
 
@@ -67,8 +65,8 @@ class AttentionIndexed(MatrixModel):
         beta: Inverse temperature > 0 of the softmax. Default 1.
         noise: Δ >= 0 of the linear output: variance Δ on the diagonal of h, Δ/2 off it; of a
             function Δ on every number of its label. Default 0.
-        layers: L, all of width ρ. Default 1. Two softmax layers of two tokens have message passing
-            and a state evolution under the diagonal ansatz; others data and training only.
+        layers: L, all of width ρ. Default 1; several can be sampled and trained, as no closed
+            theory of them is known.
         skip: Residual strength c >= 0 of the layers. Default 1.
         log_likelihood: log p(y|h) of (y, h), normalised, instead of noise. Default None.
         sampler: Draws a label from (key, h), beside log_likelihood. Default None.
@@ -162,20 +160,11 @@ class AttentionIndexed(MatrixModel):
 
     @property
     def channel(self) -> AbstractChannel:
-        """That of the scores: of one layer, or of two softmax layers of two tokens; of hardmax
-        that of two tokens."""
+        """That of the scores of one layer; of hardmax that of two tokens."""
         if self.layers == 1 and (self.output != "hardmax" or self.tokens == 2):
             return self.readout
-        # two tokens: the rest of the scores is one variable a layer, and the inner integral is
-        # cheap
-        if (self.output, self.layers, self.tokens) == ("softmax", 2, 2):
-            last = SoftmaxScores(tokens=2, beta=self.beta)
-            return layered_channel(2, self.skip, last, Budget(_TOLERANCE))
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
-        remedy = (
-            "one layer (of hardmax with two tokens), or two softmax layers of two tokens (more "
-            "have an inner integral in four variables at least); all can be sampled and trained"
-        )
+        remedy = "one layer (of hardmax with two tokens); all can be sampled and trained"
         return NoInference(
             law=self.link, indices=self.layers, tokens=self.tokens**2, name=name, remedy=remedy
         )
@@ -193,7 +182,11 @@ class AttentionIndexed(MatrixModel):
         """The noiseless label (T, T) of one sample from its scores (T, T) or (L, T, T), or as field
         vectors (L, T²)."""
         h = fields.reshape(self.layers, self.tokens, self.tokens)
-        return self.readout.link(layered_scores(h, self.skip, self.readout.link))
+        identity = jnp.eye(self.tokens, dtype=h.dtype)
+        B = identity
+        for inner in h[:-1]:
+            B = (self.skip * identity + self.readout.link(B @ inner @ B.T)) @ B
+        return self.readout.link(B @ h[-1] @ B.T)
 
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
         """Of one layer: linear scores, and two tokens."""

@@ -270,11 +270,6 @@ class AbstractMetric(eqx.Module):
     model: eqx.AbstractVar[AbstractModel]
     symmetry: tuple[AbstractSymmetry, ...]
 
-    @property
-    def ansatz(self) -> str | None:
-        """The unproven assumption of the model's theory, as one sentence; None: there is none."""
-        return None
-
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:
         """Overlaps of an estimate with itself and with a teacher: mean products of the n entries of
         rows, or of matrices.

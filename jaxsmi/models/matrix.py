@@ -129,7 +129,7 @@ class MatrixModel(AbstractModel):
     @property
     def recovery(self) -> Array:
         """α = D/M of perfect recovery, by counting: degrees of freedom over the numbers that a
-        label fixes [theory: attention-indexed, Eqs. (31), (57); bilinear, Eq. (14)]; L times as
+        label fixes [theory: attention-indexed, Eq. (31); bilinear, Eq. (14)]; L times as
         much of L matrices; inf with noise, or where a label fixes no numbers."""
         model_argument(self, "inference")
         readout = self.readout
@@ -188,17 +188,6 @@ class MatrixMetric(AbstractMetric):
     """Overlaps per entry of the signal, the distance to the teacher's matrix, prediction errors."""
 
     model: MatrixModel
-
-    @property
-    def ansatz(self) -> str | None:
-        """Of several layers, the diagonal one."""
-        # of one matrix the overlap is a number, and nothing is left out
-        if self.model.indices == 1:
-            return None
-        return (
-            "state evolution of several layers is under the diagonal ansatz: overlaps between "
-            "different layers are those of their means [theory: attention-indexed, section 7]."
-        )
 
     def teacher_of(self, data: HasTeacher) -> Array | None:
         """None of other layers: its factors would be taken for those of one matrix."""

@@ -8,7 +8,7 @@ law of S gives:
     I(q̂): mutual information per entry, dI/dq̂ = weight · V
 
 For L independent matrices, denoised one by one, Q̂ and V are (L, L), and only the diagonal counts
-[theory: attention-indexed, Eq. (56)]:
+[theory: attention-indexed, section 7]:
 
     V_l = V(q̂_ll),   V_lk = 0,   Q = S - V
 
