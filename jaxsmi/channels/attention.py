@@ -88,7 +88,7 @@ class AbstractAttentionChannel(AbstractChannel):
         xp = arithmetic(labels)
         y = xp.asarray(labels)
         check(xp.all(y > 0.0), "labels", labels, allowed)
-        # a softmax of float64 sums to one within 1e-15; 1e-8 tells float32 that was converted
+        # a softmax of float64 sums to one within 1e-15; 1e-8 detects converted float32
         gap = xp.abs(xp.sum(y, -1) - 1.0)
         check(xp.all(gap < 1e-8), "labels", labels, "rows of y that sum to one")
 

@@ -48,7 +48,7 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
 
 
 def _jumps(changes: _Changes) -> Array:
-    """The last change is larger than the smallest jump that is told from a steep rise."""
+    """The last change exceeds the smallest jump that can be distinguished from a steep rise."""
     # far above rounding of a label, far below any jump that matters
     smallest = 1e-6 if theory_dtype() == jnp.float64 else 1e-3
     return changes.late > smallest * changes.scale

@@ -1,6 +1,7 @@
-"""Flags of a command: the arguments of the functions that it calls, whoever changes these.
+"""Flags of a command: the arguments of the functions that it calls, read from their signatures.
 
-Nothing here names a keyword of a solver. A record of settings, a model, a data set or a learner
+Solvers are free to add keywords; only model, data, learner, loss and student are known here, which
+are made from words (`_maker`, `_kind`). A record of settings, a model, a data set or a learner
 among the arguments is replaced by the arguments that make it, and so on down: `--points` reaches
 `averages=smi.Averages(points=..)`. Signatures are read from the source: importing JAX takes over
 a second, for which `--help` and an answer to a misspelt flag must not wait.

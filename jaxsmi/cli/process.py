@@ -2,7 +2,7 @@
 
 XLA looks at no signal while it computes or compiles, and its threads must not run while the
 interpreter shuts down. So a thread waits for Ctrl-C, prints and saves the finished parts as
-`on_interrupt` was told, and leaves by `os._exit` within a second.
+`on_interrupt` was called with, and leaves by `os._exit` within a second.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def run(
         # empirical: an error bar of one or two percent, which a line of the picture hides, at two
         # thirds of the time of 2048 points
         averages = smi.Averages(averages.points or 1024, averages.nets or 4)
-        # a random start has cosine² of about 1/D, and chance tells as much of an unlearned layer
+        # a random start has cosine² of about 1/D, as an unlearned layer has by chance
         chance = 1.0 / model.design.entries(dimension)
         step |= {"averages": averages, "start": smi.Start(chance, side_information=chance)}
         # a picture: the curve needs no more digits, and points in the plateau may stay crosses

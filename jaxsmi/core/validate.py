@@ -7,7 +7,7 @@ computation needs, or raises a ValueError that names the argument, the value and
     max_steps = validate.count("max_steps", max_steps)
 
 Under jit the values of traced numbers are unknown. A traced number outside of its interval becomes
-NaN, and `valid(tree)` tells the end of the computation that its result code is INVALID.
+NaN, and `valid(tree)`, at the end of the computation, sets the result code INVALID.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Monitor(eqx.Module):
             where there is a teacher.
         patience: Stop after so many records without a smaller error.
         target: Stop once every cosine with the teacher is as large, in (0, 1].
-        level: In `smi.sgd`, the cosine whose first passage a run tells, in (0, 1). Default 1/2.
+        level: In `smi.sgd`, the cosine whose first passage a run records, in (0, 1). Default 1/2.
         progress: Show a bar on stderr. Default False.
 
     Raises:

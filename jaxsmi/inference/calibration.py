@@ -17,7 +17,7 @@ Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a 
 
     n → (n + a·as)/(1 + as)
 
-What a run believes of the fields, z ~ N(ω, V), also says how far labels lie from those of ω:
+The estimated law of the fields, z ~ N(ω, V), predicts how far labels lie from those of ω:
 
     misfit = E_μ ‖y - link(ω)‖² / E_μ ‖y' - link(ω)‖²,   y' ~ p(y|z),  z = ω + V^{1/2} η
 
@@ -29,7 +29,7 @@ At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped
 message passing follows state evolution step by step.
 
 The norm of one index, ρ = W* W*ᵀ/D, differs from S by S √(2/D), and message passing with the wrong
-norm loses the signal even from the teacher. Labels tell of it, before any input is looked at:
+norm loses the signal even from the teacher. The labels alone estimate it:
 
     Ŝ = argmax_ρ  Σ_μ log Z_out(y_μ; 0, ρ) - (D/2) (ρ/S - log ρ/S)
 
@@ -227,8 +227,8 @@ class Damping(eqx.Module):
 
 
 def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> AbstractModel:
-    """The model with the norm of its one index as the labels tell it, if asked to (None: where that
-    is known to help)."""
+    """The model with the norm of its one index estimated from the labels, if `norm` (None: where
+    that is known to help)."""
     # Gaussian rows without a covariance of their own: who gives one, knows the norm
     usual = model.indices == 1 and model.prior.traits.wishart and not jax.tree.leaves(model.prior)
     if norm is None:

@@ -88,10 +88,10 @@ def state_evolution(
             `smi.MatrixErm`.
         start: Initial overlap, a number (times the second moment S) or (P, P), 0 ⪯ Q ≺ S. A small
             one is uninformed, one near S informed. Default 1e-3, plus the overlap of the prior's
-            mean. A `smi.Start` also sets side information (λ/(1-λ) is added to Q̂; λ = 1/D is what
-            chance tells a run of dimension D about an unlearned direction) and, with a learner, M,
-            V and B; defaults with a learner: Q = tr S/P, 0.8 of the teacher shared evenly, V = 1/2,
-            B = 0.
+            mean. A `smi.Start` also sets side information (λ/(1-λ) is added to Q̂; λ = 1/D is the
+            chance overlap of a run of dimension D with an unlearned direction) and, with a
+            learner, M, V and B; defaults with a learner: Q = tr S/P, 0.8 of the teacher shared
+            evenly, V = 1/2, B = 0.
         averages: `smi.Averages(points, nets)`. Default 8192 points, with a learner 16384, in 8
             nets.
         iteration: `smi.Iteration(max_steps, tolerance, newton)`. Default 300 steps; tolerance: the

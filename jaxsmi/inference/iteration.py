@@ -229,7 +229,7 @@ class Task(NamedTuple):
 
     Attributes:
         model: Prior, design and channel that it believes in.
-        responder: Its responses, from that model with the norm that labels tell.
+        responder: Its responses, from that model with the norm estimated from the labels.
         risk: None for the posterior of the model.
         precision: The estimate of A.
         dampings: Of a run, and of further ones while they diverge.

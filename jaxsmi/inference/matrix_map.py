@@ -58,7 +58,7 @@ from jaxsmi.numerics.symmetric_spectrum import NODES, AbstractSpectrum, band_nod
 _LARGEST_PRECISION = 1e10  # beyond it V is below what the spectra resolve
 _LARGEST = 1e8  # response that the iteration starts with, at most
 _TINY = 1e-14  # an order parameter that counts as zero
-_RESOLVED = 1e-10  # δ at least, what the spectra resolve: a smaller e is not told from it
+_RESOLVED = 1e-10  # δ at least, what the spectra resolve: a smaller e is rounding
 _AGAIN = (Result.DIVERGED, Result.MAX_STEPS)  # ends after which plain steps are taken
 _PANELS = 4  # of a band: dense where the law's own nodes are
 _ROWS = 256  # pairs of so many nodes with all others at a time: some megabytes

@@ -1,9 +1,9 @@
 r"""Generalised approximate message passing on a data set: one engine for every model and learner.
 
     prepare     the learner's task (learner_passing.py), the start, one `GampIteration`
-    iterate     its steps (iteration.py) in the loop of core/driver.py. A run that stands still goes
-                on where labels tell of directions that it does not know (outside jit, after a
-                spectral start); one that diverges is tried again with more damping
+    iterate     its steps (iteration.py) in the loop of core/driver.py. A converged run restarts
+                where labels carry a spectral signal for directions at zero overlap (outside jit,
+                after a spectral start); one that diverges restarts with more damping
     finish      V that falls to zero is perfect recovery only if the estimate reproduces the labels;
                 a run of which a row has less in common with its spectral estimate than theory says,
                 or has learned less, gives back its start
@@ -58,7 +58,7 @@ from jaxsmi.models.base import AbstractModel, check_data, is_centred, model_argu
 _MAX_STEPS = 300
 # of Ŵ: its fluctuations at finite D are larger, of order 1/√D
 _TOLERANCE = 1e-4
-_TINY = 1e-3  # size of a random start: Q = 1e-6 is below what labels tell at any finite D
+_TINY = 1e-3  # size of a random start: Q = 1e-6 is below what labels resolve at any finite D
 _SIZE = 0.5  # of a learner's random start: a tiny one fails where the loss is not convex
 _INFORMED = 0.99  # side information λ of an informed start
 _FIELDS = 64  # fields at which the parity of a link is looked at
@@ -268,8 +268,8 @@ def _streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
 
 
 class _Begin(NamedTuple):
-    """What a run starts with: the `observations` (their prior with the norm that the labels tell),
-    the `state`, `side` information, and the `spectral` estimate (P, D) where the start was that."""
+    """The start of a run: the `observations` (their prior with the norm estimated from the
+    labels), the `state`, `side` information, and the `spectral` estimate (P, D) if there is one."""
 
     observations: Observations
     state: GampState
@@ -385,7 +385,7 @@ def _even(channel: AbstractChannel, fields: Array) -> Array:
 
 def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> _Begin:
     """The spectral start; where nothing is learned, a random one. A ValueError (weights NaN where
-    traced) for a model whose prior or labels tell W at first order, where it has no sense."""
+    traced) for a prior with a mean, and for labels that depend on W at first order."""
     allowed = "a positive number, 'informed' or an array, for this model"
     check(model.unsupported_reason("spectral") is None, "start", "spectral", allowed)
     centred = is_centred(model)
@@ -434,9 +434,9 @@ _restarted = eqx.filter_jit(GampIteration.init)
 def _following(
     problem: GampIteration, run: Run[Position], key: PRNGKeyArray
 ) -> GampIteration | None:
-    """The solver that goes on from a run that stands still, if labels tell of directions that it
-    does not know: given the others, these have a spectral estimate of their own. None without such
-    a start, inside jit, where all directions are known or none, or where nothing stands out."""
+    """The solver that continues a converged run with a spectral estimate of the directions at zero
+    overlap, given the learned ones. None without a spectral start, inside jit, where all directions
+    are learned or none, or where no eigenvalue is outside the bulk."""
     old = problem.spectral
     if old is None or not concrete(run.result):
         return None

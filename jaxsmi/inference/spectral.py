@@ -11,12 +11,12 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 
     T_s W = (1/D) Σ_μ x_μ 𝒯_μ x_μᵀ W    by one pass over the inputs, stored, regenerated or sharded
 
-The eigensolver is block Lanczos, begun again from its best vectors until those that are wanted have
-settled: each vector of the space it looks in costs one product, where the LOBPCG of JAX takes four.
+The eigensolver is block Lanczos, restarted from its best vectors until the wanted ones converge:
+each vector of its space costs one product, where the LOBPCG of JAX takes four.
 
-The norm of one index is that which the labels tell (calibration.py). In directions of which a run
-knows nothing yet, once it knows others, the same holds with G of these at its cavity fields, on
-vectors orthogonal to what is known.
+The norm of one index is estimated from the labels (calibration.py). For directions that are still
+at zero overlap once others are learned, the same holds with G at the cavity fields of the learned
+ones, on vectors orthogonal to them.
 
 Source: [theory: spectral, sections 3 to 5].
 """
@@ -70,8 +70,10 @@ _STAGE = 25  # iterations between two looks at the residual
 _MOST_ITERATIONS = 200  # what has not settled by then is next to the edge
 _COMBINATIONS = 4096  # on the unit sphere of four vectors 0.2 apart; each round halves that
 _ROUNDS = 8
-_NEAR = 0.02  # a squared distance of Gram matrices, relative
-_FAR = 0.5  # another
+# squared distances of Gram matrices, relative, below which vectors are those of an outlier
+# (empirical): where its copies are combined, and where there is one
+_SAME_GRAM_OF_COPIES = 0.02
+_SAME_GRAM = 0.5
 _NULL = 1e-8  # of D: a squared length that is zero
 
 
@@ -79,8 +81,8 @@ class SpectralStart(NamedTuple):
     """The spectral estimate as message passing takes it.
 
     `state`: a `GampState`; `estimate` Ŵ (P, D): its weights, but for what was known before;
-    `outlier`: theory's numbers; `search`: eigenvectors and their values; `first_order`: labels tell
-    W at first order.
+    `outlier`: theory's numbers; `search`: eigenvectors and their values; `first_order`: labels
+    depend on W at first order.
     """
 
     state: GampState
@@ -98,8 +100,8 @@ def spectral(
     regularisation: ArrayLike = REGULARISATION,
     norm: bool | None = None,
 ) -> Solution:
-    r"""The optimal spectral estimator on a data set: what the covariances of fields given their
-    labels tell of W.
+    r"""Compute the optimal spectral estimate of W on a data set, from covariances of fields given
+    labels.
 
         T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
 
@@ -129,7 +131,7 @@ def spectral(
 
     Raises:
         ValueError: For a matrix model, a model without a posterior, a prior with a mean, labels
-            that tell W at first order (linear regression, signs: message passing needs no such
+            that depend on W at first order (linear regression, signs: message passing needs no such
             start), arguments out of range. Under jit: NaN, and the code INVALID.
 
     Example:
@@ -523,6 +525,6 @@ def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGK
     allowed = jnp.where(several, counts >= copies, ranks >= rank)
     away = distance(tried)
     # of those that are near enough the first: with more vectors noise fits the Gram matrix, too
-    near = away < jnp.where(several, _NEAR, _FAR) * jnp.sum(gram**2)
+    near = away < jnp.where(several, _SAME_GRAM_OF_COPIES, _SAME_GRAM) * jnp.sum(gram**2)
     c = tried[jnp.argmin(jnp.where(allowed, jnp.where(near, 0.0, away), jnp.inf))]
     return factor(c) * jnp.tensordot(c, weights, axes=1)

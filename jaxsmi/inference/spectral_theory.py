@@ -62,11 +62,11 @@ from jaxsmi.numerics.quadrature import power_of_two
 
 _POINTS = 2**14
 _NETS = 16  # G has heavy tails: with fewer the spread is inaccurate
-_ALL = 1e-3  # V/S of the start: everything is learned
+_START = 1e-3  # V/S of the start: everything is learned
 _TOLERANCE = 1e-7
 _STEPS = 400  # next to the threshold neither plain nor Newton steps are fast
 _SIGMAS = 5.0  # 16 nets measure the noise roughly: fewer would refuse by chance
-_LITTLE = 0.1  # of S: of a handful of labels the error bar is large
+_LARGEST_MEAN = 0.1  # of S: of a handful of labels the error bar is large
 _ZERO = 1e-4  # a squared mean that quadrature may leave
 MOST = 4  # outliers that are looked for, of P² that there may be
 _NEWTON = 50  # steps to the resolvent at one m
@@ -74,13 +74,13 @@ _HUGE = 1e6  # an eigensolver may not end on larger numbers
 _SETTLED = 1e-9  # of V: well below what the halvings of m leave open
 _HALVINGS = 24  # of an interval of m some 10 wide: to 1e-6 (of the edge, 200 wide: to 1e-5)
 _APART = 1e-4  # of m: an outlier nearer to the edge is the edge, to the error of the halvings
-_SAME = 0.95  # eigenvalues from here to the top are copies of one
+_COPIES = 0.95  # eigenvalues above this share of the largest are copies of one
 _NULL = 1e-9  # copies may be dependent: their Gram matrix is then singular up to rounding
 _LEARNED = 1e-4  # an overlap, over S, that is none
 
 
 class LabelMoments(NamedTuple):
-    """What labels say of their fields before anything is learned, in units S = I.
+    """Moments of the fields given a label at zero overlap, in units S = I.
 
     `mean` μ (.., P, M); `excess` G (.., PM, PM), the covariance beyond the identity.
     """
@@ -151,8 +151,7 @@ def spectral_overlap(
     key: PRNGKeyArray | None = None,
     averages: Averages = Averages(),  # noqa: B008  (immutable)
 ) -> Estimate:
-    r"""Overlap of the optimal spectral estimator as D → ∞: what the covariances of fields given
-    their labels tell.
+    r"""Compute the overlap of the optimal spectral estimator as D → ∞.
 
         Q = Q̂ (I + Q̂)^{-1},   Q̂ = α ⟨Tr_M[G Q (I + G Q)^{-1} G]⟩,   I + G(y) = Cov[z|y]
 
@@ -174,8 +173,8 @@ def spectral_overlap(
 
     Raises:
         ValueError: For an argument out of its range, a model without directions, a prior with a
-            mean, or labels that tell W at first order (linear regression, signs): message passing
-            starts there by itself. Under jit the answer is NaN.
+            mean, or labels that depend on W at first order (linear regression, signs): message
+            passing needs no spectral start there. Under jit the answer is NaN.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -211,7 +210,7 @@ def tells_nothing(mean: Array) -> Array:
     within its error."""
     outer = jnp.einsum("rnpm,rnqm->rpq", mean, mean) / mean.shape[1]
     noise = jnp.std(outer, axis=0, ddof=min(len(mean) - 1, 1)) / jnp.sqrt(float(len(mean)))
-    most = jnp.minimum(_SIGMAS * noise, _LITTLE)
+    most = jnp.minimum(_SIGMAS * noise, _LARGEST_MEAN)
     return jnp.all(jnp.mean(outer, axis=0) <= most + _ZERO)
 
 
@@ -239,7 +238,7 @@ def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Iter
     one = jnp.eye(moments.mean.shape[-2], dtype=moments.mean.dtype)
     iteration = fixed_point.Iteration(
         map_of=_SpectralMap(moments, alpha).evaluate,
-        V0=_ALL * one,
+        V0=_START * one,
         scale=one,
         tolerance=jnp.asarray(_TOLERANCE, one.dtype),
         geometric=False,
@@ -427,7 +426,7 @@ class _Bulk(eqx.Module):
         H, _ = self.response(V)
         values, modes = self.top(V, H, self.G)
         behind = P * P - 1 - jnp.arange(P * P) >= rank
-        together = behind & (values > _SAME * values[P * P - 1 - rank])
+        together = behind & (values > _COPIES * values[P * P - 1 - rank])
         root = sqrt_psd(V)
         wanted = jnp.linalg.solve(root, optimal).ravel()
         M = root @ (modes @ jnp.where(together, modes.T @ wanted, 0.0)).reshape(P, P)

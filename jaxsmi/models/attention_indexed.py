@@ -113,7 +113,7 @@ class AttentionIndexed(MatrixModel):
         if output is None and log_likelihood is None:
             output = "softmax"
         normalised = isinstance(output, str) and output in ("softmax", "hardmax")
-        # the softmax of one score is 1: labels of one token would tell nothing
+        # the softmax of one score is 1: labels of one token carry no information
         self.tokens = validate.count("tokens", tokens, at_least=2 if normalised else 1)
         self.layers = validate.count("layers", layers)
         # the next layer averages tokens with these scores, which must add up to one

@@ -136,7 +136,7 @@ class DeepAttention(IndexModel):
         self.symmetry = tuple(
             _symmetry(layer, int(start))
             for layer, start in zip(self.layers, starts[:-1], strict=True)
-            if self.prior.traits.even  # others tell which heads and layers are which
+            if self.prior.traits.even  # others distinguish heads and layers
         )
         self.channel = self._channel(tokens, is_zero(noise), tolerance, max_nodes)
 

@@ -61,7 +61,7 @@ class MatrixModel(AbstractModel):
     `readout`: the channel of the fields that a label is a function of (of several layers, the last
     one's); the channel where there is one layer. Where its response is not explicit, state
     evolution is that of index models, with this prior. `output`: its name. `tokens`: T of scores
-    (T, T), 1 of one field. `symmetry`: of labels that do not tell the sign of S.
+    (T, T), 1 of one field. `symmetry`: of labels that do not determine the sign of S.
     """
 
     prior: eqx.AbstractVar[SpectralPrior]
@@ -98,7 +98,7 @@ class MatrixModel(AbstractModel):
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """One matrix has no rows, and no directions that could grow one by one but for those of
         a sampled channel; estimates of S and of -S have no mean."""
-        # with a trace, or labels that tell of S at q = 0 (explicit responses do), S is learned at
+        # with a trace, or labels that depend on S at q = 0 (explicit responses do), S is learned at
         # any α > 0: no direction is left to grow
         grows = not self.prior.symmetric and not self.readout.explicit
         if purpose == "spectral" or (purpose == "directions" and not grows):
@@ -108,7 +108,7 @@ class MatrixModel(AbstractModel):
             )
         if purpose != "averages":
             return super().unsupported_reason(purpose)
-        tells = "fit: got runs with S up to its sign; allowed: an output that tells the sign."
+        tells = "fit: got runs with S up to its sign; allowed: an output that determines the sign."
         return tells if self.symmetry else None
 
     @property
@@ -359,7 +359,7 @@ class ProductFactors(AbstractFactors):
         return self.model.design.operator(inputs).forward(teacher[None])
 
     def to_signal(self, weights: Array, teacher: Array | None = None) -> Array:
-        """S (1, L, d) of factors, or itself; NaN where only a traced β tells L."""
+        """S (1, L, d) of factors, or itself; NaN where L follows from a traced β only."""
         weights = weights.astype(theory_dtype())
         if weights.ndim == 3:
             return weights

@@ -61,7 +61,7 @@ class MultiIndex(IndexModel):
             `models.symmetry.SYMMETRIES` ("sign", "signed permutation", "rotation", ..), or
             symmetries themselves; () for none. Default: found by looking at the labels of some
             fields, which sees signs, orders and rotations of rows (of a prior that is not even,
-            orders only: it tells signs itself).
+            orders only: the prior determines signs).
         name: What to call the model. Default: the name of the link.
         tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at. Default
             1e-3, 1e-2 for more than three fields.
@@ -261,7 +261,7 @@ class _Observed(eqx.Module):
     labels: Likelihood
 
     def __call__(self, fields: Array) -> Array:
-        # not the link alone: a likelihood can tell signs that its mean does not
+        # not the link alone: a likelihood can determine signs that its mean does not
         label = jnp.asarray(self.channel.link(fields))
         if self.labels.log_likelihood is None:
             return jnp.ravel(label)

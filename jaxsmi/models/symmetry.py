@@ -1,4 +1,4 @@
-r"""Symmetries: groups that act on rows of W and change no label, so that labels cannot tell them.
+r"""Symmetries: groups that act on rows of W and change no label, which labels cannot determine.
 
 A symmetry acts on a block of rows. It measures an estimate up to its group, and brings an estimate
 onto a teacher [theory: multi-index, section 9, Eqs. (65), (66)], with M = Ŵ W*ᵀ/D, Q = Ŵ Ŵᵀ/D and
@@ -172,7 +172,7 @@ def _best_signs(values: Array, kind: str) -> Array:
 
 
 class Rotation(AbstractSymmetry):
-    """O(n) on the n rows of the block: labels tell only their span."""
+    """O(n) on the n rows of the block: labels determine only their span."""
 
     indices: tuple[int, ...] = eqx.field(static=True)
     kind: ClassVar[str] = "rotation"
@@ -285,7 +285,7 @@ def symmetries_of(
     """The symmetries of labels law(z) of fields z (P, M), found at random fields: the largest of
     rotation, (even) signed permutations and permutations of all rows; else the sign of single rows,
     and a joint sign of the others. None where the law is traced, or is not finite there; of a prior
-    that is not `even`, and tells signs, only orders of rows.
+    that is not `even` determines signs: only orders of rows.
 
     Cost: some hundred labels.
     """

@@ -170,7 +170,7 @@ def _step(function: Function, sample: PyTree, state: _State) -> _State:
     new = _evaluate(function, sample, state.x + move)
     enough = new.value <= state.value + _DESCENT * jnp.sum(state.gradient * move)
     # where F falls by less than its rounding, a gradient of half the length (its square a quarter)
-    # tells that the step is good
+    # shows that the step is good
     halved = jnp.sum(new.gradient**2) <= 0.25 * jnp.sum(state.gradient**2)
     level = new.value <= state.value + rounding * (1.0 + jnp.abs(state.value))
     finite = jnp.isfinite(new.value) & jnp.all(jnp.isfinite(new.hessian))

@@ -27,7 +27,7 @@ class Traits(NamedTuple):
     Attributes:
         continuous: It has a density: perfect recovery then means infinite information.
         discrete: A law on finitely many points, of finite entropy.
-        even: w and -w have the same law, so that the prior does not tell signs.
+        even: w and -w have the same law, so that the prior does not determine signs.
         identical: All columns have the same law.
         wishart: The Gram matrix of rows is a Wishart matrix, drawn also at a traced D.
     """

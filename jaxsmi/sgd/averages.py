@@ -101,7 +101,7 @@ class AbstractAverages(eqx.Module):
         return jnp.zeros(())
 
     def exists(self) -> bool:
-        """The risk is finite, as far as the averages can tell."""
+        """The risk is finite, as far as the averages show."""
         return True
 
 

@@ -12,7 +12,8 @@ orthonormal Hermite products, P_k = Σ_{|n|=k} ‖ĝ_n‖²:
 
 Coefficients of up to four fields are integrals on a grid, and a second grid, shifted by half a
 step, says how far to trust them. Those of more fields are averages over R = 32 independent nets,
-told from zero by Student's law with R - 1 degrees of freedom, at a risk shared by all coefficients.
+distinguished from zero by Student's law with R - 1 degrees of freedom, at a risk shared by all
+coefficients.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Exponents(NamedTuple):
         status: "found", "constant", or "undetermined" up to the highest order.
         levels: P_0, P_1, .. (orders,).
         errors: Errors of the levels (orders,).
-        hidden: The largest coefficient, over the deviation of the link, that cannot be told from
-            zero below the first step: an order there could have one of that size.
+        hidden: The largest coefficient, over the deviation of the link, that is not distinguishable
+            from zero below the first step: an order there could have one of that size.
         student_order: The exponent relative to a student; None without one, or where there is none.
     """
 
@@ -120,7 +121,7 @@ class Expansion(NamedTuple):
 
     @property
     def width(self) -> float:
-        """How many standard errors tell a coefficient from zero."""
+        """Standard errors above which a coefficient is not zero."""
         if not self.sampled:
             return _SURE
         from scipy.special import stdtrit  # here: importing it takes longer than the quantile

@@ -201,7 +201,7 @@ def _noise_average_jvp(
 _HALF_WIDTH = 13.0  # of the integrals over one number: a Gaussian has 1e-38 of its mass outside
 _NODES = 200  # Gauss-Legendre on each half: errors of 1e-14 for ReLU and erf
 # Of a divergent second moment most lies in the last twentieth of a grid, which holds 1e-12 of a
-# Gaussian; a thousandth there tells the two apart.
+# Gaussian; a thousandth there distinguishes the two.
 _CORE, _TAIL_SHARE = 0.95, 1e-3
 
 
@@ -304,7 +304,7 @@ def grid_coefficients(
 
 
 def second_moment(function: Callable[[Array], Array], length: int) -> float:
-    """E‖f‖²; inf where it diverges, as far as the grid can tell."""
+    """E‖f‖²; inf where it diverges, as far as the grid shows."""
     series = terms(function)
     if series is not None:
         return float(sum(jnp.sum(x**2) for x in series.values()))

@@ -216,8 +216,9 @@ def scan_branch(
 def next_crossing(
     branch: OverlapMap, Q: Array, guess: Threshold | None, alpha_max: float
 ) -> BranchPoint | None:
-    """The point of the branch next to the root of h = log α λ_max(F), or at which labels tell new
-    directions at first order; None up to `alpha_max`. A level that is not finite ends the scan.
+    """The point of the branch next to the root of h = log α λ_max(F), or at which labels depend
+    on new directions at first order; None up to `alpha_max`. A level that is not finite ends the
+    scan.
 
     Args:
         branch: The branch at the last threshold.
@@ -258,7 +259,7 @@ def next_crossing(
 
 
 def _ends(point: BranchPoint) -> bool:
-    """The scan ends: labels tell a direction at first order, or the growth is not finite."""
+    """The scan ends: labels depend on a direction at first order, or the growth is not finite."""
     _, first_order = point.growth.first_order_directions()
     return bool(jnp.any(first_order)) or not bool(jnp.isfinite(point.level))
 

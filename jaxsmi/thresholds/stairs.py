@@ -66,10 +66,11 @@ def staircase(
 
     Returns:
         A list of `Threshold` with α <= alpha_max. It is shorter than P where several indices are
-        learned together or some never; directions that labels tell as soon as others are learned
-        belong to the step of these. `alpha` and `replicas` have one derivative, forwards and
-        backwards, in every array of the model; overlap and subspace are constant, and links with
-        jumps have NaN after the first threshold. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search
+        learned together or some never; directions that labels depend on at
+        first order as soon as others are learned belong to the step of these. `alpha` and
+        `replicas` have one derivative, forwards and backwards, in every array of the model;
+        overlap and subspace are constant, and links with jumps have NaN after the first
+        threshold. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search
         found no root: `alpha` is NaN, and `replicas` say which; take more points, or fewer nets),
         NONFINITE.
 

@@ -330,7 +330,7 @@ def _thresholds(
 
     def merged(alpha: Array) -> Array:
         # from V at the last α of the grid the uninformed branch becomes the informed one of
-        # this α; its V at other α tells little, as it moves up to its end
+        # this α; its V at other α is no guide, as it moves up to its end
         pair = branches_at(alpha, last)
         return ~pair.distinct & pair.converged
 

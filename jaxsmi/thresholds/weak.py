@@ -98,11 +98,11 @@ class Growth(eqx.Module):
 
     def level(self, alpha: Array) -> Array:
         """h = log α λ_max, negative where nothing grows; large and finite at λ_max = 0."""
-        # finite, so that a scan can tell it from a growth rate that failed
+        # finite, so that a scan can distinguish it from a failed growth rate
         return jnp.log(jnp.maximum(alpha * self.rate, 1e-30))
 
     def first_order_directions(self) -> tuple[Array, Array]:
-        """Directions (columns), and those of them that labels tell at first order.
+        """Directions (columns), and those of them that labels depend on at first order.
 
         E g gᵀ must lie above its standard errors, and above the bias of integrals.
         """

@@ -88,8 +88,7 @@ def wide_interfaces(root):
     return found
 
 
-# Offenders left, which may not grow in number: Solution.plot finds its drawing by name, and some
-# engines still choose by the class of a model or learner.
+# Offenders left, which may not grow in number: Solution.plot finds its drawing by name.
 LEFT = {"upward_imports": 1}
 
 RULES = {
