@@ -181,7 +181,6 @@ for model in (LINEAR, SCORES):
     case(model.sample, sizes, directions="object", inputs="choice")
 case(LINEAR.predict, {"solution": TEACHER, "inputs": INPUTS}, solution="array")
 case(RECTANGLE.predict, {"solution": np.eye(6), "inputs": WIDE.inputs}, solution="array")
-case(NOISY.mixed, {"covariance": [[2.0]]})
 for model in (SCORES, SYMMETRIC):
     case(model.small_width_error, {"scaled": 0.5}, scaled="non-negative array")
 case(smi.align, {"estimate": TEACHER, "teacher": TEACHER, "model": LINEAR}, estimate="array")
