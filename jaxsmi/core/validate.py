@@ -143,11 +143,6 @@ def choice(name: str, value: Any, options: Sequence[str]) -> str:
     return str(value)
 
 
-def text(name: str, value: Any) -> str:
-    """A word."""
-    return instance(name, value, str, "a word (str)")
-
-
 def path(name: str, value: Any) -> str | os.PathLike[str]:
     """The name of a file or folder."""
     return instance(name, value, (str, os.PathLike), "a path (str or os.PathLike)")

@@ -160,6 +160,7 @@ class Stream(eqx.Module):
         self.dtype = validate.optional(validate.dtype, "dtype", dtype)
         self.shape = model.design.input_shape(self.teacher.shape[1])
         U = validate.optional(validate.array, "directions", directions, "U (K, D)")
+        model.design.check_directions(U)
         # errors of a student count the mean of the inputs, so that the stream has to carry it
         around = model.design.directions(None, self.teacher, U)
         self.directions = None if around is None else around.vectors

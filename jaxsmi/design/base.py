@@ -114,11 +114,14 @@ class AbstractDesign(eqx.Module):
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
     ) -> Directions | None:
         """The fixed directions around which inputs lie: `vectors`, or drawn; None: inputs are
-        centred, and vectors a ValueError."""
-        del key, teacher
+        centred."""
+        del key, teacher, vectors
+        return None
+
+    def check_directions(self, vectors: ArrayLike | None) -> None:
+        """Raise a ValueError for vectors where inputs have no fixed directions."""
         allowed = "None: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
         check(vectors is None, "directions", vectors, allowed)
-        return None
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
         """Warn where rounding to whole numbers moves a ratio of the model noticeably."""

@@ -71,12 +71,17 @@ class IndexDesign(AbstractDesign):
         """W -> W x/√D."""
         return IndexOperator(inputs)
 
+    def check_directions(self, vectors: ArrayLike | None) -> None:
+        """As the base class, without `inputs`."""
+        if self.inputs is None:
+            super().check_directions(vectors)
+
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
     ) -> Directions | None:
         """Those of `inputs`."""
         if self.inputs is None:
-            return super().directions(key, teacher, vectors)
+            return None
         S = self.prior.second_moment(self.indices)
         return self.inputs.directions(key, teacher.astype(S.dtype), S, vectors)
 

@@ -182,10 +182,9 @@ class AttentionIndexed(MatrixModel):
         """The noiseless label (T, T) of one sample from its scores (T, T) or (L, T, T), or as field
         vectors (L, T²)."""
         h = fields.reshape(self.layers, self.tokens, self.tokens)
-        identity = jnp.eye(self.tokens, dtype=h.dtype)
-        B = identity
+        B = jnp.eye(self.tokens, dtype=h.dtype)
         for inner in h[:-1]:
-            B = (self.skip * identity + self.readout.link(B @ inner @ B.T)) @ B
+            B = self.skip * B + self.readout.link(B @ inner @ B.T) @ B
         return self.readout.link(B @ h[-1] @ B.T)
 
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:

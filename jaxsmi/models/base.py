@@ -147,6 +147,7 @@ class AbstractModel(eqx.Module):
         samples = max(round(float(alpha) * design.entries(dimension)), 1)
         # JAX indexes with 32 bits
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
+        design.check_directions(directions)
         design.warn_of_rounding(dimension, samples, float(alpha))
         teacher_key, input_key, noise_key, direction_key = streams(key)
         drawn = student.draw_teacher(teacher_key, dimension) if teacher is None else teacher

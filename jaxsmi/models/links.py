@@ -410,7 +410,7 @@ def piecewise_linear(
     variance = validate.number("noise", noise, VARIANCE)
     a, k = nan_unless(a, varies, steep), nan_unless(k, increasing)
     channel = PiecewiseLinearChannel(a, b, k, flat, None if silent else variance)
-    return _model(channel, prior, validate.text("name", name))
+    return _model(channel, prior, validate.instance("name", name, str, "a word"))
 
 
 def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:

@@ -114,9 +114,8 @@ class MatrixModel(AbstractModel):
     @property
     def index_names(self) -> tuple[str, ...]:
         """ "S", of several layers "layer 1" and so on."""
-        if self.indices == 1:
-            return ("S",)
-        return tuple(f"layer {number}" for number in range(1, self.indices + 1))
+        layers = tuple(f"layer {number}" for number in range(1, self.indices + 1))
+        return layers if self.indices > 1 else ("S",)
 
     @property
     def explicit_readout(self) -> AbstractScores:
@@ -148,20 +147,14 @@ class MatrixModel(AbstractModel):
     @property
     def small_width_threshold(self) -> Array:
         """The ᾱ from which on something is learned, as ρ -> 0."""
-        readout = self._readout_of_one()
+        readout = self.explicit_readout
         one = jnp.ones((), theory_dtype())
         _, start, scale = self.prior.law.small_width
         return start / (scale * readout.information(0.0 * one, one))
 
-    def _readout_of_one(self) -> AbstractScores:
-        """The explicit readout; a ValueError for several matrices."""
-        # overlaps of several layers are a matrix, and the limit is not one equation
-        check(self.indices == 1, "model", f"{self.indices} matrices", "one matrix")
-        return self.explicit_readout
-
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """V at ᾱ as ρ -> 0 (module docstring), elementwise."""
-        readout = self._readout_of_one()
+        readout = self.explicit_readout
         allowed = "finite numbers >= 0"
         scaled = validate.array("scaled", scaled, allowed, interval=NON_NEGATIVE)
         error, start, scale = self.prior.law.small_width

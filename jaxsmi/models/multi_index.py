@@ -102,7 +102,7 @@ class MultiIndex(IndexModel):
         max_nodes: int = _MAX_NODES,
     ):
         labels = _likelihood(log_likelihood, sampler, outcomes)
-        validate.optional(validate.text, "name", name)
+        validate.optional(validate.instance, "name", name, str, "a word")
         max_nodes = validate.count("max_nodes", max_nodes)
         if channel is None:
             P = validate.count("indices", indices)

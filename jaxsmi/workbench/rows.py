@@ -270,7 +270,8 @@ def _setting_names(solver: str | Solver) -> tuple[list[str], bool]:
     """Names of the settings of a solver, and True if it takes any others."""
     own, called = SOLVERS[solver] if isinstance(solver, str) else (solver, None)
     # the first four are (model, alpha, key, previous), and the sweep passes them
-    arguments = list(inspect.signature(own).parameters.values())[4:]
+    signature = validate.call_user_function("solver", inspect.signature, "a function", own)
+    arguments = list(signature.parameters.values())[4:]
     open_ended = called is None and any(x.kind is x.VAR_KEYWORD for x in arguments)
     if called is not None:
         passed_on = inspect.signature(called).parameters.values()
