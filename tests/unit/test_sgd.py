@@ -286,6 +286,7 @@ def test_hessians():
     np.testing.assert_allclose(0.5 * (below + above), between, atol=1e-6)
 
 
+@SLOW
 def test_derivatives_at_full_overlap():
     """∂_m C at m = 1 is E|∇p|² (Price) and continuous; that of a sampled risk is NaN there."""
     p00 = jax.tree_util.Partial(lambda z: SGD.Attention("identity")(z)[0, :1])
@@ -384,6 +385,7 @@ def test_averages_without_sampling_are_those_of_nets(name):
             assert float(square[0, 0]) == pytest.approx(V, abs=1e-4)
 
 
+@SLOW
 def test_sampled_risks_have_honest_errors():
     """z-scores of 40 independent estimates against the exact risk: Student's t of 15 degrees of
     freedom has variance 15/13, within four standard deviations."""
