@@ -62,7 +62,7 @@ class Growth(eqx.Module):
 
     With N the projector on these directions, V = S - Q, ω drawn at the overlap Q:
 
-        G = N V^{1/2} ∂g V^{1/2} N,   F_Q(X)_{pp'} = E Σ_{m,n} (G_{mn} X G_{mn}ᵀ)_{pp'}
+        G = N V^{1/2} ∂g V^{1/2} N,   𝒢_Q(X)_{pp'} = E Σ_{m,n} (G_{mn} X G_{mn}ᵀ)_{pp'}
 
     F is self-adjoint and maps positive matrices to positive ones: λ_max is its spectral radius, and
     X what is learned next. Learned × new directions grow more slowly: F is completely positive, so
