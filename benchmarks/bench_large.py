@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.design.blocks import draw_inputs
-from jaxsmi.design.designs import IndexOperator
+from jaxsmi.design.designs import IndexOperator, draw_inputs
 
 jax.config.update("jax_enable_x64", True)
 

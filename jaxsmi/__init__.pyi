@@ -1,9 +1,9 @@
-"""The public names, and the rooms that they come from: what `__init__.py` loads on first use."""
+"""The public names, and the modules that they come from: what `__init__.py` loads on first use."""
 
 from . import models, priors, sgd
 from .core.data import Dataset
+from .core.driver import Result, Solution, Threshold
 from .core.options import Averages, Bayes, Iteration, Record, Start, setup
-from .core.results import Result, Solution, Threshold
 from .descent import baselines
 from .descent.analysis import averaged, learned_at
 from .descent.options import Gradient, Monitor, Stream

@@ -7,7 +7,7 @@ import numpy as np
 
 import jaxsmi as smi
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.results import Result, Solution
+from jaxsmi.core.driver import Result, Solution
 
 
 class Layers(eqx.Module):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxsmi as smi
+from jaxsmi.core.driver import Estimate
 from jaxsmi.core.options import Averages, Iteration
-from jaxsmi.core.results import Estimate
 from jaxsmi.descent.options import Monitor
 
 

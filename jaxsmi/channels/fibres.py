@@ -27,8 +27,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array
 
-from jaxsmi.channels.base import AbstractChannel
-from jaxsmi.channels.posterior import Key, Posterior
+from jaxsmi.channels.base import AbstractChannel, Key, Posterior
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.numerics.refining import Budget, Integral, Moments, Respond, self_refining_moments
 from jaxsmi.numerics.refining_rules import Nodes, grid_fits

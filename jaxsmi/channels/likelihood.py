@@ -20,10 +20,9 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, Posterior, check_label_shape
+from jaxsmi.channels.base import AbstractChannel, Key, Posterior, check_label_shape
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.jumps import continuous, kinked
-from jaxsmi.channels.posterior import Key
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width

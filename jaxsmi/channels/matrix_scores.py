@@ -45,8 +45,7 @@ from jax.scipy.special import log_ndtr
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.attention_link import hardmax
-from jaxsmi.channels.base import AbstractChannel, Posterior, Response
-from jaxsmi.channels.posterior import Key
+from jaxsmi.channels.base import AbstractChannel, Key, Posterior, Response
 from jaxsmi.channels.signs import log_quadrant
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check

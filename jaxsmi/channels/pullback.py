@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, Posterior, Response
-from jaxsmi.channels.posterior import Key
+from jaxsmi.channels.base import AbstractChannel, Key, Posterior, Response
 from jaxsmi.numerics.linear_algebra import symmetric_basis
 
 

@@ -21,8 +21,7 @@ from jaxsmi.cli.flags import make_model, with_records
 from jaxsmi.cli.report import Report, plain, report
 from jaxsmi.core import validate
 from jaxsmi.core.display import number
-from jaxsmi.core.driver import tqdm
-from jaxsmi.core.results import Result, Solution, counts
+from jaxsmi.core.driver import Result, Solution, counts, tqdm
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, sweeps
 from jaxsmi.workbench.rows import SOLVERS, Grid, evolve

@@ -13,27 +13,414 @@ them is running. The history is NaN where nothing was recorded.
 The loop is one `lax.while_loop`: it can be jitted, vmapped and differentiated forwards. Outside of
 these it is cut into chunks of about a fifth of a second, after which the host updates the progress
 bar and can be interrupted; the numbers are the same.
+
+Its results say how a run ended, and hold estimates with their error bars, and the history:
+
+    cosine_p = |w_p·w*_p| / (‖w_p‖ ‖w*_p‖), up to the symmetries of the model
+
+Letters of the shapes: P indices, D dimension, T recorded steps, R replicas.
 """
 
 from __future__ import annotations
 
 import abc
+import enum
+import importlib
 import os
 import sys
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete, not_recorded
-from jaxsmi.core.results import RUNNING
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import PyTree, concrete, not_recorded
+from jaxsmi.core.display import describe, format_estimate, number, safe_repr
+from jaxsmi.core.validate import UNIT_INTERVAL, check
+
+RUNNING = -1  # the code of an iteration that goes on
+
+# A larger fraction of inner integrals that missed their tolerance makes an answer INACCURATE
+# (empirical: below it the error that they add to an average stays under its own error bar).
+INACCURATE_SHARE = 0.01
+
+
+class Result(enum.IntEnum):
+    """How a run ended, a code that passes through `jit` and `vmap`. `Result(code).remedy` says what
+    happened and what to try. From the mildest to the gravest.
+
+    `RECOVERED` is a success, too: V falls geometrically to zero.
+    """
+
+    remedy: str
+
+    def __new__(cls, code: int, remedy: str) -> Result:
+        """A member with its message."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.remedy = remedy
+        return member
+
+    # The order is that of severity. Files store the numbers, so that these cannot be the order.
+    # One sentence for message passing, theory and training: where remedies differ it names both.
+    RECOVERED = 1, "Perfect recovery: V falls geometrically to zero."
+    SUCCESS = 0, "Converged; in training: all steps were taken, or the run reached its target."
+    INACCURATE = (
+        6,
+        "The inner integral could not meet its tolerance within its node budget: raise the "
+        "channel's max_nodes, or loosen its tolerance.",
+    )
+    MARGINAL = (
+        7,
+        "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where "
+        "derivatives are infinite; move α, or ask weak_recovery or staircase for the threshold.",
+    )
+    UNSTABLE = (
+        11,
+        "The replica-symmetric fixed point is unstable, or the proximal point jumps for a "
+        "noticeable share of samples: take a larger ridge, or more samples.",
+    )
+    NOTHING_LEARNED = (
+        9,
+        "The run ended without learning: these labels say too little of the signal. Take more "
+        "samples, above smi.weak_recovery; in training also more steps, or another learning rate.",
+    )
+    REGRESSED = (
+        10,
+        "GAMP ended with less overlap than its spectral start, and the start is returned: take "
+        "more samples, or a larger dimension.",
+    )
+    OVERCONFIDENT = (
+        8,
+        "The labels are missed by more than the estimated variance allows (history['misfit']). "
+        "Take another key, more steps, damping, or a larger dimension.",
+    )
+    MAX_STEPS = (
+        2,
+        "The step budget ran out before the tolerance or target was met: raise max_steps, or "
+        "loosen tolerance; close to a threshold convergence is slow.",
+    )
+    DIVERGED = (
+        3,
+        "The iteration diverged: try iteration=smi.Iteration(damping=0.3) or more damping, "
+        "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension; in training "
+        "a lower learning rate.",
+    )
+    NONFINITE = (
+        4,
+        "A non-finite number appeared: check that inputs and labels are finite, that labels are "
+        "float64 and come from this model; try damping, or a lower learning rate.",
+    )
+    INVALID = (
+        5,
+        "An argument was outside its range (found inside a compiled function, so reported as NaN): "
+        "call the function outside jit to learn which.",
+    )
+
+
+_ORDER = np.array(list(Result))
+# the place of each code in that order
+_RANKS = np.argsort(_ORDER)
+
+
+def worst(codes: ArrayLike) -> Array:
+    """One code for many runs: the gravest of theirs (traced or not, of any one shape)."""
+    return jnp.asarray(_ORDER)[jnp.max(jnp.asarray(_RANKS)[jnp.asarray(codes)])]
+
+
+def message(results: ArrayLike) -> str:
+    """The message of a result code; of several, their counts and the message of the gravest."""
+    codes = np.ravel(np.asarray(results))
+    # on the host, not by `worst`: a message must not start a computation
+    gravest = Result(int(_ORDER[np.max(_RANKS[codes])]))
+    if codes.size == 1:
+        return gravest.remedy
+    return f"{counts(codes)}. {gravest.name}: {gravest.remedy}"
+
+
+def counts(results: ArrayLike) -> str:
+    """The names of result codes, with their numbers where there are several: "2 SUCCESS"."""
+    names, numbers = np.unique(np.ravel(np.asarray(results)), return_counts=True)
+    if np.size(results) == 1:
+        return Result(int(names[0])).name
+    return ", ".join(f"{n} {Result(int(c)).name}" for c, n in zip(names, numbers, strict=True))
+
+
+def choose(*cases: tuple[Array | bool, int]) -> Array:
+    """The code of the last condition that holds, `RUNNING` where none does.
+
+    Args:
+        cases: Pairs of a condition (traced or not, of any one shape) and the code it stands for,
+            the weakest first.
+    """
+    # selects instead of branches: under vmap both sides of a branch run anyway
+    code = jnp.asarray(RUNNING)
+    for condition, result in cases:
+        code = jnp.where(condition, int(result), code)
+    return code
+
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.axes import Axes
+
+
+def index_names(model: Any, indices: int) -> list[str]:
+    """The model's names of its indices ("layer 1", or in layers of rank above one "layer 1, index
+    2"), else "index 1" and so on.
+
+    Example:
+        >>> index_names(None, 2)
+        ['index 1', 'index 2']
+    """
+    # a student may have other indices than the model that made the labels
+    names = () if model is None else tuple(model.index_names)
+    return list(names) if len(names) == indices else [f"index {p}" for p in range(1, indices + 1)]
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error; `float(estimate)` is the number."""
+
+    value: Array
+    stderr: Array
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        return f"Estimate({format_estimate(self.value, self.stderr)})"
+
+
+class Solution(eqx.Module):
+    """What a solver returns: the overlap it ended at, how sure it is, and how it got there.
+
+    Attributes:
+        overlap: (P, P). State evolution: Q; message passing: Q = Ŵ Ŵᵀ/D.
+        stderr: Statistical standard error of `overlap` from the outer average, (P, P); zero for a
+            run on data.
+        error: Prediction error ‖ŷ - y‖² of the plug-in predictor at noiseless labels (±1: four
+            times the share of wrong ones; matrices: estimation error), by 2048 new inputs of a run
+            on data; NaN without a teacher. With an error bar: `smi.generalization_error` (of a run:
+            with its `data=`).
+        alpha: Sample complexity N/D (matrices: n/d², n/(dL)).
+        steps: Steps taken.
+        residual: The last residual of the fixed point.
+        result: A `Result` code.
+        history: Arrays with a leading axis of recorded steps (NaN after the last one).
+        covariance: V (P, P), the covariance of the fields given the estimate.
+        spectral_radius: Of the map at the fixed point; NaN where it was not computed.
+        weights: The estimate (P, D); None in theory.
+        state: What is needed to continue a run.
+        model: The problem, so that a file or a figure can say how it was made.
+        key: The randomness, for the same purpose.
+        kind: What ran: "state_evolution", "gamp", "spectral", "train" or "nuclear_norm".
+    """
+
+    overlap: Array
+    stderr: Array
+    error: Array
+    alpha: Array
+    steps: Array
+    residual: Array
+    result: Array
+    history: Mapping[str, PyTree]
+    covariance: Array
+    spectral_radius: Array
+    weights: Array | None = None
+    state: PyTree = None
+    model: Any = None  # an AbstractModel: models are above this package
+    key: PRNGKeyArray | None = None
+    kind: str = eqx.field(static=True, default="state_evolution")
+
+    @property
+    def converged(self) -> Array:
+        """True where the run ended at a fixed point: codes SUCCESS and RECOVERED."""
+        return (self.result == Result.SUCCESS) | (self.result == Result.RECOVERED)
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code (outside jit and vmap)."""
+        return message(self.result)
+
+    @property
+    def trajectory(self) -> dict[str, PyTree]:
+        """`history` as NumPy arrays cut after the last recorded step (outside jit and vmap)."""
+        if not self.history:
+            return {}
+        # the history has room for the whole budget; what was not reached is NaN
+        recorded = np.isfinite(np.asarray(self.history["step"]))
+        return jax.tree.map(lambda value: np.asarray(value)[recorded], dict(self.history))
+
+    @property
+    def cosine(self) -> np.ndarray:
+        """The last finite cosine of each index (P,), of a batch (runs, P), outside jit and vmap;
+        NaN without a teacher."""
+        if "cosine" not in self.history:  # theory has no teacher
+            return np.full(np.shape(self.overlap)[:-1], np.nan)
+        cosines = np.asarray(self.history["cosine"])
+        # a run that broke ends in NaN: the last finite record is what it had learned
+        finite = np.isfinite(cosines)[..., ::-1, :]
+        last = cosines.shape[-2] - 1 - np.argmax(finite, axis=-2)
+        return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
+
+    def __repr__(self) -> str:
+        return safe_repr(self, self._text)
+
+    def _text(self) -> str:
+        title = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
+        remark = ""
+        if concrete((self.result, self.steps)):
+            title += f": {counts(self.result)} after {number(self.steps)} steps"
+            remark = self.message
+        facts = [", ".join(f"{name} {text}" for name, text in self._numbers().items())]
+        # a table has one row an index, and a batch one table a run
+        if np.ndim(self.overlap) != 2:
+            facts.append(f"overlap {number(self.overlap)}, a batch")
+            return describe(title, facts, remark=remark)
+        P = np.shape(self.overlap)[0]
+        overlaps = [format_estimate(self.overlap[p, p], self.stderr[p, p]) for p in range(P)]
+        columns = [["", *index_names(self.model, P)], ["overlap", *overlaps]]
+        if "cosine" in self.history and concrete(self.history["cosine"]):
+            columns.append(["cosine", *map(number, self.cosine)])
+        return describe(title, facts, list(zip(*columns, strict=True)), remark)
+
+    def _numbers(self) -> dict[str, str]:
+        return {"error": number(self.error)}
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the overlap or cosine of each index against the iteration.
+
+        Args:
+            ax: Axes to draw in; those of another solution's `plot` share its legend.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: For a batch of solutions, or one without a history.
+            ImportError: Without matplotlib, with the remedy.
+        """
+        single = np.ndim(self.overlap) == 2
+        allowed = "one solution, such as jax.tree.map(lambda leaf: leaf[0], batch)"
+        check(single, "solution", f"a batch of shape {np.shape(self.alpha)}", allowed)
+        check("step" in self.history, "solution", "one without a history", "one with a history")
+        draw = _workbench("plotting").overlap_against_iteration
+        if self.kind == "state_evolution":
+            return draw(theory=self, ax=ax)
+        # without a teacher there is no cosine, and Q is what a run knows of itself
+        quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
+        return draw(self, ax=ax, quantity=quantity)
+
+    def to_xarray(self, **attributes: object) -> xarray.Dataset:
+        """Convert to an xarray.Dataset with provenance; keyword arguments are added to its
+        attributes. Needs the extra `data`."""
+        return _workbench("storage").to_xarray(self, **attributes)
+
+
+def _workbench(module: str) -> Any:
+    """A module of jaxsmi.workbench, loaded on first use: matplotlib and xarray are optional, and
+    the workbench is above this package."""
+    return importlib.import_module(f"jaxsmi.workbench.{module}")
+
+
+class LearnerSolution(Solution):
+    """What a solver says of a learner other than Bayes (`learner=`): a `Solution` with more.
+
+    Attributes:
+        teacher_overlap: M = W W*ᵀ/D (P, P*); NaN without a teacher.
+        direction_overlap: B = W Uᵀ/D (P, K), with the fixed directions of the inputs.
+        train_loss: Loss of a sample at the minimum, on average.
+        test_loss: Loss of a new sample, with its label noise.
+        energy: R(W)/D = α train_loss + (λ/2) tr Q.
+        potential: Φ, the energy at a fixed point.
+        stability: Spectral radius of the replicon map; below one where the theory is exact.
+        jump_fraction: Fraction of samples whose proximal point has another minimum.
+        gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
+        stderrs: Standard errors, by the names above; that of the overlap is `stderr`.
+    """
+
+    teacher_overlap: Array | None = None
+    direction_overlap: Array | None = None
+    train_loss: Array | None = None
+    test_loss: Array | None = None
+    energy: Array | None = None
+    potential: Array | None = None
+    stability: Array | None = None
+    jump_fraction: Array | None = None
+    gradient_norm: Array | None = None
+    stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
+
+    def _numbers(self) -> dict[str, str]:
+        names = ("error", "train_loss", "test_loss", "energy", "stability")
+        zero = np.float64(0.0)  # of a number without an error bar
+        return {
+            name.replace("_", " "): format_estimate(value, self.stderrs.get(name, zero))
+            for name in names
+            if (value := getattr(self, name)) is not None
+        }
+
+
+class Threshold(eqx.Module):
+    """A critical sample complexity, with its error bar and what is learned there.
+
+    Attributes:
+        alpha: α_c (0: learned at any α > 0; inf: never at first order).
+        stderr: Its standard error.
+        replicas: α_c of each independent randomisation, (R,).
+        subspace: The positive semi-definite direction of growth (P, P), of unit trace; zero where
+            α_c is infinite.
+        overlap: Q just below the threshold, (P, P).
+        result: A `Result` code.
+    """
+
+    alpha: Array
+    stderr: Array
+    replicas: Array
+    subspace: Array
+    overlap: Array
+    result: Array
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code (outside jit and vmap)."""
+        return Result(int(self.result)).remedy
+
+    def __repr__(self) -> str:
+        return safe_repr(self, self._text)
+
+    def _text(self) -> str:
+        title = f"Threshold α = {format_estimate(self.alpha, self.stderr)}"
+        if np.ndim(self.alpha) or not concrete((self.alpha, self.result)):
+            return title
+        rows = [
+            [f"index {p + 1}", number(self.subspace[p, p], 3), number(self.overlap[p, p], 3)]
+            for p in range(len(self.overlap))
+        ]
+        remark = self.message if int(self.result) else ""
+        # zero is no failure, but readers take it for one
+        if float(self.alpha) == 0.0:
+            remark = f"Something is learned at any α > 0. {remark}".rstrip()
+        title += f": {Result(int(self.result)).name}"
+        return describe(title, (), [["", "learned there", "overlap below"], *rows], remark)
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
+        confidence = float(validate.number("confidence", confidence, UNIT_INTERVAL))
+        from scipy.special import stdtrit  # here: importing it takes longer than the quantile
+
+        # one net has no spread: the interval is that of one degree of freedom, the widest
+        freedom = max(np.size(self.replicas) - 1, 1)
+        half = float(stdtrit(freedom, 0.5 + 0.5 * confidence)) * float(self.stderr)
+        return float(self.alpha) - half, float(self.alpha) + half
+
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # in a notebook without ipywidgets bars are plain text

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.results import Result, Solution
+from jaxsmi.core.driver import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
 

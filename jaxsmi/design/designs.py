@@ -1,42 +1,492 @@
-r"""The designs: rows W (P, D) of an index model, one rectangular matrix S (L, d), and L symmetric
-matrices, each with its operator. [theory: multi-index, Eqs. (1), (33) to (36); bilinear, Eqs. (21)
+"""A design: what data a model takes, and the linear map from signal to fields.
+
+With N samples of inputs X_μ and n entries of the signal (α = N/n), the operator of a data set is a
+linear map and its exact transpose:
+
+    forward     Z_μ = X_μ[signal]                                                fields (N, P, M)
+    adjoint     Σ_μ X_μᵀ[g_μ]                                                    shape of the signal
+    precision   A = α ⟨Σ_m g gᵀ⟩ = -α ⟨Σ_m ∂g_m/∂ω_m⟩                             (P, P)
+
+The two forms of A agree at Bayes-optimality [theory: multi-index, Eqs. (33), (34)]. Products with
+bfloat16 are float32. Where the samples are spread over devices each device holds a part of them,
+and every sum over samples goes over the `axes` of the mesh.
+
+There are three: rows W (P, D) of an index model, one rectangular matrix S (L, d), and L symmetric
+matrices, each with its operator [theory: multi-index, Eqs. (1), (33) to (36); bilinear, Eqs. (21)
 to (24); attention-indexed, Eqs. (40) to (44)]
+
+Inputs are an array (N, ., .), or `Regenerated`, whose block k is drawn from the key and its number
+whenever it is read. A pass over them is one of two products, X Wᵀ and Gᵀ X of a few rows W. Sums
+over blocks are float64 whatever the precision of the products.
 """
 
 from __future__ import annotations
 
+import abc
+import dataclasses
+import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
+from jaxsmi.core.data import Regenerated
 from jaxsmi.core.validate import check
-from jaxsmi.design.base import AbstractDesign, AbstractOperator, MessagePassing, Shapes
-from jaxsmi.design.blocks import (
-    BLOCK,
-    LAWS,
-    Inputs,
-    Law,
-    back_project,
-    gaussian,
-    mapped,
-    product_dtype,
-    project,
-    summed,
-)
 from jaxsmi.design.tokens import Directions, Tokens
 from jaxsmi.numerics.linear_algebra import goe, positive_part, symmetric
 from jaxsmi.numerics.quadrature import covariance_and_variance, quotient
 from jaxsmi.priors.iid import AbstractIidPrior
 from jaxsmi.priors.spectral import SpectralPrior
 
-_LARGE = 2**26  # numbers of inputs (0.5 GB in float64) that `weighted` reads at once
+Inputs = Array | Regenerated
+Law = Callable[[PRNGKeyArray, tuple[int, ...], DTypeLike], Array]  # draws iid entries
+
+# numbers in a block of regenerated inputs: 32 MiB, and three times that while they are drawn
+BLOCK = 2**23
+
+DENSITY = 0.1  # of sparse inputs: a kurtosis of 30, far from Gaussian
+
+# numbers of inputs in a block on a CPU: 1 MiB of float64, the cache of a core. Twice as many, or
+# half, are up to a third slower
+_CACHED = 2**17
+
+_LARGE = 2**27  # numbers of inputs drawn all at once: 1 GB in float64, 4 GB while it is drawn
+
+
+def gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """iid N(0, 1); bfloat16 ones are rounded from float32, whose tails are right."""
+    drawn = jnp.float32 if dtype == jnp.bfloat16 else dtype
+    return jax.random.normal(key, shape, drawn).astype(dtype)
+
+
+@jax.jit
+def streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
+    """The keys of a teacher, of inputs, of label noise and of directions."""
+    teacher_key, input_key, noise_key = jax.random.split(key, 3)
+    return teacher_key, input_key, noise_key, jax.random.fold_in(teacher_key, 1)
+
+
+def rademacher(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """iid ±1."""
+    return jax.random.rademacher(key, shape, dtype)
+
+
+def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """iid, uniform on [-√3, √3]: of variance one."""
+    drawn = jnp.float32 if dtype == jnp.bfloat16 else dtype
+    width = math.sqrt(3.0)
+    return jax.random.uniform(key, shape, drawn, -width, width).astype(dtype)
+
+
+def sparse(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """iid: zero with probability 0.9, else N(0, 10): of variance one, kurtosis 30."""
+    where_key, size_key = jax.random.split(key)
+    size = gaussian(size_key, shape, dtype) * math.sqrt(1.0 / DENSITY)
+    return jnp.where(jax.random.bernoulli(where_key, DENSITY, shape), size, 0.0).astype(dtype)
+
+
+# what entries of inputs can be, all of mean zero and variance one
+LAWS = {"gaussian": gaussian, "rademacher": rademacher, "uniform": uniform, "sparse": sparse}
+
+
+def draw_inputs(
+    key: PRNGKeyArray,
+    samples: int,
+    form: tuple[int, ...],
+    dtype: DTypeLike,
+    store: bool,
+    law: Law = gaussian,
+) -> Inputs:
+    """Inputs (N, *form) of a law, stored or regenerated.
+
+    Args:
+        key: A random key.
+        samples: N. Regenerated inputs come in K equal blocks, K a multiple of 8 (so that 2, 4 or 8
+            devices can share them): N is rounded to that by no more than K/2, and not at all where
+            it has a suitable divisor.
+        form: Shape of one input.
+        dtype: Precision of the inputs.
+        store: Whether they are stored.
+        law: `law(key, shape, dtype)` draws some. Default: iid N(0, 1).
+
+    Returns:
+        An array, or `Regenerated`.
+    """
+    if store:
+        return _stored(key, samples, form, jnp.dtype(dtype), law)
+    # a multiple of 8, so that 2, 4 or 8 devices share the blocks evenly
+    least = 8 * math.ceil(samples / 8 / max(BLOCK // math.prod(form), 1))
+    # a count that divides N leaves N as it is
+    count = next((k for k in range(least, 2 * least, 8) if samples % k == 0), least)
+    each = max(round(samples / count), 1)
+    return Regenerated(jnp.arange(count), key, law, each, form, jnp.dtype(dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _stored(
+    key: PRNGKeyArray, samples: int, form: tuple[int, ...], dtype: DTypeLike, law: Law
+) -> Array:
+    """Inputs (N, *form)."""
+    if samples * math.prod(form) <= _LARGE:
+        return law(key, (samples, *form), dtype)
+    # block by block, since all at once takes four times their memory on a CPU
+    each = min(max(BLOCK // math.prod(form), 1), samples)
+
+    def put(k: Array, inputs: Array) -> Array:
+        block = law(jax.random.fold_in(key, k), (each, *form), dtype)
+        # the last block begins earlier, and overwrites rows of the one before: all are of one size
+        start = jnp.minimum(k * each, samples - each)
+        return lax.dynamic_update_slice_in_dim(inputs, block, start, 0)
+
+    return lax.fori_loop(0, -(-samples // each), put, jnp.zeros((samples, *form), dtype))
+
+
+def shifted(inputs: Inputs, mean: Array) -> Inputs:
+    """The same inputs around a mean (M, D)."""
+    if isinstance(inputs, Regenerated):
+        # there is no array to add it to: each block is moved when it is drawn
+        return dataclasses.replace(inputs, mean=mean)
+    return _moved(inputs, mean.astype(inputs.dtype))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _moved(inputs: Array, mean: Array) -> Array:
+    """inputs + mean, in the memory of the inputs."""
+    return inputs + mean
+
+
+def product_dtype(inputs: Inputs) -> jnp.dtype:
+    """The precision of products with the inputs: theirs, and float32 of bfloat16."""
+    return jnp.dtype(jnp.float32) if inputs.dtype == jnp.bfloat16 else jnp.dtype(inputs.dtype)
+
+
+def as_bits(x: Array) -> Array:
+    """bfloat16 as its bits (uint16), everything else as it is: of bfloat16 XLA for CPUs would make
+    a float32 copy of the whole array before the loop that takes slices of it."""
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def widened(x: Array) -> Array:
+    """bfloat16, or the bits of it, as float32; everything else as it is."""
+    bits = as_bits(x)
+    if bits.dtype != jnp.uint16:
+        return bits
+    return lax.bitcast_convert_type(bits.astype(jnp.uint32) << 16, jnp.float32)
+
+
+class Blocks(NamedTuple):
+    """Inputs as blocks of samples.
+
+    Attributes:
+        count: Number of whole blocks.
+        each: Samples in each of them.
+        rest: Samples left over, which come after them.
+        read: `read(k, n)`, the first n samples of block k.
+    """
+
+    count: int
+    each: int
+    rest: int
+    read: Callable[[Array | int, int], Array]
+
+
+def blocks_of(inputs: Inputs, size: int | None) -> Blocks:
+    """The inputs in blocks of `size` samples, in the precision of products.
+
+    Without a size they come all at once, but bfloat16 inputs in float32 blocks of 2^23 numbers.
+    """
+    if isinstance(inputs, Regenerated):
+        block = lambda k, count: widened(inputs.block(k))
+        return Blocks(len(inputs.numbers), inputs.each, 0, block)
+    N = inputs.shape[0]
+    if size is None:
+        narrow = inputs.dtype == jnp.bfloat16
+        size = max(BLOCK // math.prod(inputs.shape[1:]), 1) if narrow else N
+    if size >= N:
+        return Blocks(1, N, 0, lambda k, count: widened(inputs))
+    bits = as_bits(inputs)
+    read = lambda k, count: widened(lax.dynamic_slice_in_dim(bits, k * size, count))
+    return Blocks(N // size, size, N % size, read)
+
+
+def mapped(function: Callable[[Array], Array], inputs: Inputs, size: int | None = None) -> Array:
+    """`function(block)` of all blocks of samples, stacked: (N, ...)."""
+    count, each, rest, read = blocks_of(inputs, size)
+    if count == 1 and not rest:
+        return function(read(0, each))
+    # a loop, not vmap: one block at a time is in memory
+    values = lax.map(lambda k: function(read(k, each)), jnp.arange(count))
+    values = values.reshape(count * each, *values.shape[2:])
+    return jnp.concatenate([values, function(read(count, rest))]) if rest else values
+
+
+def summed(
+    function: Callable[[Array, Array], Array], inputs: Inputs, g: Array, size: int | None = None
+) -> Array:
+    """Σ of `function(block, g of the block)` over the blocks of samples, in float64."""
+    count, each, rest, read = blocks_of(inputs, size)
+
+    def part(k: Array | int, n: int) -> Array:
+        weights = lax.dynamic_slice_in_dim(g, k * each, n)
+        return function(read(k, n), weights).astype(theory_dtype())
+
+    # a rest of samples is a program of its own, as padding would copy the inputs
+    last = part(count, rest) if rest else part(0, each)
+    first = 0 if rest else 1
+    return lax.fori_loop(first, count, lambda k, total: total + part(k, each), last)
+
+
+# Both products read all of X and do little with it, so that memory is the limit. A matrix product
+# of a CPU packs X before it multiplies, and adds up all rows in the precision of X. Here Gᵀ X is
+# taken over blocks that stay in a core's cache: they are read from memory once for all rows of W,
+# bfloat16 is widened there, and the sums of blocks are added up in float64. X Wᵀ of float32 and
+# float64 is a plain product, whose sums are short. (A float32 product Gᵀ X would be faster, but
+# loses a digit of sums over many samples.) Measured on one busy core, D = 16000, P = 2, in GB of X
+# a second, the product beside the blocks (jaxlib 0.10):
+#
+#                 Gᵀ X: product   blocks       X Wᵀ: product   blocks
+#     float64              0.9      7.7                16.0        -
+#     float32             17.9      7.7                25.4        -
+#     bfloat16             0.7      3.8                 4.3      4.7
+
+
+def project(W: Array, inputs: Inputs) -> Array:
+    """Fields W X/√D (N, P, M) of rows W (P, D), of samples of M·D numbers each; in the wider
+    precision of W and of products with the inputs."""
+    P, D = W.shape
+    narrow = W.T.astype(product_dtype(inputs))
+    wide = jnp.promote_types(W.dtype, narrow.dtype)
+
+    def fields(x: Array) -> Array:
+        rows = jnp.matmul(x.reshape(-1, D), narrow, precision="highest")
+        return jnp.swapaxes(rows.reshape(len(x), -1, P), 1, 2).astype(wide)
+
+    every = lambda inputs, size: mapped(fields, inputs, size)
+    # only what has to be widened gains by blocks
+    return _by_blocks(every, inputs, inputs.dtype == jnp.bfloat16) / math.sqrt(D)
+
+
+def back_project(g: Array, inputs: Inputs) -> Array:
+    """Σ_μ g_μ X_μ/√D (P, D) of vectors g (N, P, M), the transpose of `project`; in float64."""
+
+    def add(x: Array, g: Array) -> Array:
+        columns = jnp.swapaxes(g, 0, 1).reshape(g.shape[1], -1).astype(product_dtype(inputs))
+        rows = x.reshape(columns.shape[1], -1)
+        # not one product of all columns, which would pack the rows
+        return jnp.stack([jnp.matmul(column, rows, precision="highest") for column in columns])
+
+    # a single column is not packed: its product reads the inputs once as it is
+    gains = inputs.dtype == jnp.bfloat16 or g.shape[1] > 1
+    total = _by_blocks(lambda inputs, size: summed(add, inputs, g, size), inputs, gains)
+    return total / jnp.sqrt(float(total.shape[1]))
+
+
+def _by_blocks(apply: Callable[[Inputs, int | None], Array], inputs: Inputs, gains: bool) -> Array:
+    """`apply(inputs, size)`; on a CPU, if it gains, with blocks that stay in its cache."""
+    # regenerated inputs have blocks of their own; few numbers are in the cache as they are
+    if not gains or isinstance(inputs, Regenerated) or inputs.size <= _CACHED:
+        return apply(inputs, None)
+    size = max(_CACHED // math.prod(inputs.shape[1:]), 1)
+    # other devices read memory at full speed only by large products
+    whole = lambda inputs: apply(inputs, None)
+    return lax.platform_dependent(inputs, cpu=lambda x: apply(x, size), default=whole)
+
+
+class Shapes(NamedTuple):
+    """Shapes of the signal and of its fields (N, P, M)."""
+
+    signal: tuple[int, ...]
+    fields: tuple[int, ...]
+
+
+class MessagePassing(NamedTuple):
+    """Settings of message passing for a family.
+
+    Attributes:
+        precisions: Estimates of the precision A, the default first.
+        dampings: Tried one after the other while a run diverges.
+        calibrated: Precision and fields can be calibrated by the data.
+    """
+
+    precisions: tuple[str, ...]
+    dampings: tuple[float, ...]
+    calibrated: bool
+
+
+class AbstractDesign(eqx.Module):
+    """Shapes and sizes of the data of a model, and its inputs.
+
+    α = N/`entries`. Class attributes: `rows`, the signal is rows W (P, D) seen through W x/√D;
+    `least_dimension` of data.
+    """
+
+    message_passing: eqx.AbstractVar[MessagePassing]
+    # not annotated: they are no fields, and need no place in constructors
+    rows = False
+    least_dimension = 1
+
+    @property
+    def laws(self) -> Mapping[str, Law]:
+        """Laws of the entries of inputs, by their names; with more than one they are iid."""
+        return LAWS
+
+    def entries(self, dimension: int) -> int:
+        """n, the number that sample sizes are measured in: of a row, or a matrix, of the signal."""
+        return math.prod(self.shapes((1, *self.input_shape(dimension))).signal[1:])
+
+    @abc.abstractmethod
+    def input_shape(self, dimension: int) -> tuple[int, int]:
+        """Shape of one input."""
+
+    @abc.abstractmethod
+    def shapes(self, inputs: tuple[int, ...]) -> Shapes:
+        """Shapes of signal and fields in message passing, from that of the inputs (N, ., .)."""
+
+    def check_inputs(self, inputs: Inputs) -> None:
+        """Raise a ValueError for inputs of another shape."""
+        size = inputs.shape[2]
+        rows = self.input_shape(size)[0]
+        allowed = f"(N, {rows}, D) with D >= {self.least_dimension}"
+        fits = inputs.shape[1] == rows and size >= self.least_dimension
+        check(fits, "data.inputs", inputs, allowed)
+
+    @abc.abstractmethod
+    def operator(self, inputs: Inputs) -> AbstractOperator:
+        """The linear map from signal to fields of some inputs."""
+
+    def draw_inputs(
+        self,
+        key: PRNGKeyArray,
+        samples: int,
+        shape: tuple[int, int],
+        dtype: DTypeLike,
+        *,
+        store: bool = True,
+        law: str = "gaussian",
+    ) -> Inputs:
+        """Inputs (N, M, D) of iid entries of one of `laws`, stored or drawn whenever read; `shape`
+        is that of one input."""
+        return draw_inputs(key, samples, shape, dtype, store, self.laws[law])
+
+    def directions(
+        self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
+    ) -> Directions | None:
+        """The fixed directions around which inputs lie: `vectors`, or drawn; None: inputs are
+        centred."""
+        del key, teacher, vectors
+        return None
+
+    def check_directions(self, vectors: ArrayLike | None) -> None:
+        """Raise a ValueError for vectors where inputs have no fixed directions."""
+        allowed = "None: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
+        check(vectors is None, "directions", vectors, allowed)
+
+    def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
+        """Warn where rounding to whole numbers moves a ratio of the model noticeably."""
+        # only designs with several ratios round more than one number
+        del dimension, samples, alpha
+
+
+class AbstractOperator(eqx.Module):
+    """Fields of N samples of inputs (N, ., .), and sums over them.
+
+    Attributes:
+        inputs: The inputs of the samples on this device, an array or `Regenerated`.
+        axes: Axes of the mesh that the samples are spread over; none: one device.
+    """
+
+    inputs: Inputs
+    axes: tuple[str, ...] = eqx.field(static=True, default=())
+
+    @property
+    @abc.abstractmethod
+    def entries(self) -> int:
+        """n, the number of entries that N is measured in."""
+
+    @abc.abstractmethod
+    def forward(self, W: Array) -> Array:
+        """Fields (N, P, M) of a signal."""
+
+    @abc.abstractmethod
+    def adjoint(self, g: Array) -> Array:
+        """The transpose of `forward`: of vectors g (N, P, M), in the shape of the signal."""
+
+    @property
+    def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
+        """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by their names."""
+        # of matrices g gᵀ is a mean over so many samples that no other estimate is needed
+        return {"outer": lambda g, _: self.outer_precision(g)}
+
+    def outer_precision(self, g: Array) -> Array:
+        """A (P, P) = (1/n) Σ_μ Σ_m g gᵀ from g (N, P, M): positive semi-definite."""
+        # positive semi-definite by construction, as the mean of -∂g is only in expectation
+        return self.sum_devices(jnp.einsum("npm,nqm->pq", g, g)) / self.entries
+
+    @property
+    def samples(self) -> int:
+        """N, on all devices."""
+        # inside shard_map a device sees its own part of the samples
+        return self.inputs.shape[0] * (lax.axis_size(self.axes) if self.axes else 1)
+
+    @property
+    def alpha(self) -> float:
+        """N/n."""
+        return self.samples / self.entries
+
+    def forward_adjoint(
+        self,
+        W: Array,
+        rows: PyTree,
+        response: Callable[[Array, PyTree], tuple[Array, PyTree]],
+    ) -> tuple[PyTree, Array]:
+        """Fields, a response to them and its adjoint, of one drawing of regenerated inputs.
+
+        Args:
+            W: The signal.
+            rows: Arrays (N, ...), further arguments of `response`.
+            response: `response(fields, rows)` of a block: g (n, P, M), and arrays (n, ...).
+
+        Returns:
+            The arrays of `response` (N, ...), and `adjoint(g)`.
+        """
+        inputs = self.inputs
+        assert isinstance(inputs, Regenerated)
+        count = len(inputs.numbers)
+        # regenerated inputs come in equal blocks, so that nothing is left over
+        rows = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
+
+        def block(total: Array, at: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+            k, rows = at
+            # without the barrier XLA would draw the block once for each product
+            drawn = lax.optimization_barrier(inputs.block(k))
+            part = dataclasses.replace(self, inputs=drawn, axes=())
+            g, results = response(part.forward(W), rows)
+            return total + part.adjoint(g).astype(total.dtype), results
+
+        # products of a block may be float32, but their errors would add up over many blocks
+        start = jnp.zeros(W.shape, theory_dtype())
+        total, results = lax.scan(block, start, (jnp.arange(count), rows))
+        joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results)
+        return joined, self.sum_devices(total)
+
+    def sum_devices(self, total: Array) -> Array:
+        """The sum over all devices of a sum over the samples of one."""
+        return lax.psum(total, self.axes) if self.axes else total
+
+    def mean(self, values: Array) -> Array:
+        """Mean over all samples of values (N, ...)."""
+        return self.sum_devices(jnp.sum(values, axis=0)) / self.samples
+
+
+_READ_AT_ONCE = 2**26  # numbers of inputs (0.5 GB in float64) that `weighted` reads at once
 
 
 class IndexDesign(AbstractDesign):
@@ -141,7 +591,7 @@ class IndexOperator(AbstractOperator):
         # of a large array a product with several columns would keep copies, one for each place
         # that it is taken in
         samples, M, _ = self.inputs.shape
-        size = max(BLOCK // (M * D), 1) if samples * M * D > _LARGE else None
+        size = max(BLOCK // (M * D), 1) if samples * M * D > _READ_AT_ONCE else None
         return self.sum_devices(summed(add, self.inputs, T, size)).reshape(W.shape) / D
 
     @property

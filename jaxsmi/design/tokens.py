@@ -23,7 +23,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
-from jaxsmi.priors.gaussian import semi_definite
+from jaxsmi.priors.iid import semi_definite
 
 _ROUNDING = 1e-9  # relative, of eigenvalues and of symmetry: some 1e6 roundings in float64
 # standard deviations of an overlap that directions may be off by: beyond them (p < 1e-14) they

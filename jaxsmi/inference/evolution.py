@@ -35,8 +35,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, frozen, nan, theory_dtype
+from jaxsmi.core.driver import Estimate, Result, Solution, worst
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
-from jaxsmi.core.results import Estimate, Result, Solution, worst
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.learner_map import LearnerMap
 from jaxsmi.inference.matrix_map import MatrixLearnerMap, PrecisionMap
@@ -51,7 +51,7 @@ from jaxsmi.inference.order_map import (
 )
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, model_argument, title
-from jaxsmi.numerics import implicit
+from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part, symmetric
@@ -354,7 +354,7 @@ def potential_at(
     # exact functions have derivatives of any order, by the rules of JAX
     fixed = Q if explicit else frozen(Q)
     at = (fixed, key)
-    response = respond(model, at) if explicit else implicit.forwards(respond, model, at)
+    response = respond(model, at) if explicit else fixed_point.forwards(respond, model, at)
     Qhat = alpha * symmetric(response.mean)
     value = prior.entropy_term(fixed, Qhat) + alpha * jnp.mean(response.log_partition)
     pull = prior.weight * (prior.overlap(Qhat) - fixed)
@@ -363,8 +363,8 @@ def potential_at(
     each = frozen(alpha * (change + response.log_partition))
     stderr = jnp.std(each, ddof=1) / jnp.sqrt(float(nets))
     if not explicit:
-        value = implicit.not_differentiable(value, model, unless=model.channel.pathwise)
+        value = fixed_point.not_differentiable(value, model, unless=model.channel.pathwise)
         # dΦ by its equation, as the points of labels that jump with Q miss the jumps
         slope = alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian)
-        value = implicit.with_slope(value, Q, slope)
+        value = fixed_point.with_slope(value, Q, slope)
     return Estimate(value, stderr)

@@ -23,9 +23,8 @@ from jaxtyping import Array
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, frozen, nan, nan_unless
-from jaxsmi.core.driver import Run
+from jaxsmi.core.driver import LearnerSolution, Result, Run, Solution
 from jaxsmi.core.options import Start
-from jaxsmi.core.results import LearnerSolution, Result, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.label_averages import Answers, LabelAverages
 from jaxsmi.inference.order_map import (

@@ -32,9 +32,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree
-from jaxsmi.core.driver import Bar, tqdm
+from jaxsmi.core.driver import Bar, LearnerSolution, Result, tqdm
 from jaxsmi.core.options import Averages, Iteration, Start
-from jaxsmi.core.results import LearnerSolution, Result
 from jaxsmi.core.validate import check
 from jaxsmi.inference.evolution import state_evolution, validate_settings
 from jaxsmi.learners.base import AbstractIndexLearner, learner_of

@@ -35,8 +35,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, frozen, nan_unless, not_recorded, theory_dtype
-from jaxsmi.core.driver import Run
-from jaxsmi.core.results import Result
+from jaxsmi.core.driver import Result, Run
 from jaxsmi.core.validate import check
 from jaxsmi.inference.learner_map import AbstractLearnerMap
 from jaxsmi.inference.order_map import (

@@ -29,11 +29,9 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, nan, not_recorded, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Run, init_run, run_solver
+from jaxsmi.core.driver import RUNNING, LearnerSolution, Result, Run, Solution, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
-from jaxsmi.core.results import RUNNING, LearnerSolution, Result, Solution
 from jaxsmi.core.validate import check
-from jaxsmi.inference.calibration import with_norm
 from jaxsmi.inference.iteration import (
     GampIteration,
     GampState,
@@ -43,6 +41,7 @@ from jaxsmi.inference.iteration import (
     SideInformation,
     Task,
     contract,
+    with_norm,
 )
 from jaxsmi.inference.learner_passing import TASKS
 from jaxsmi.inference.spectral import (

@@ -32,13 +32,20 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, arithmetic, frozen, nan, nan_unless
-from jaxsmi.core.driver import AbstractSolver, Run, init_run, run_solver
+from jaxsmi.core.driver import (
+    INACCURATE_SHARE,
+    AbstractSolver,
+    Result,
+    Run,
+    Solution,
+    init_run,
+    run_solver,
+)
 from jaxsmi.core.options import Averages, Start
-from jaxsmi.core.results import INACCURATE_SHARE, Result, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics import fixed_point, implicit
+from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.quadrature import power_of_two
 
@@ -128,7 +135,7 @@ class AbstractOrderMap(eqx.Module):
 
     def tangent(self, x: PyTree, directions: list[Array]) -> tuple[PyTree, Numbers]:
         """∂_θF dθ and ∂_θn dθ along directions of the numbers θ of this map."""
-        return implicit.derivative(lambda m: m(x), self, directions)
+        return fixed_point.derivative(lambda m: m(x), self, directions)
 
 
 def drive(solver: AbstractSolver[_State], settings: Settings) -> Run[_State]:
@@ -203,7 +210,9 @@ def _differentiable(problem: AbstractOrderMap, end: End, code: Array) -> Numbers
         total = jax.tree.map(lambda a, b: weight * (a + b), explicit, through)
         return moved, _at_recovery(total, recovered)
 
-    return implicit.differentiable(solve, push, problem, context, prepare, twice=problem.twice)[1]
+    return fixed_point.differentiable(solve, push, problem, context, prepare, twice=problem.twice)[
+        1
+    ]
 
 
 class OverlapMap(AbstractOrderMap):
@@ -375,7 +384,7 @@ class OverlapMap(AbstractOrderMap):
         """NaN along numbers of the model where labels jump: the average along drawn labels misses
         the jumps. That in α is exact."""
         slope, numbers = super().tangent(x, directions)
-        count = len(implicit.numbers_of(self.model)[0])
+        count = len(fixed_point.numbers_of(self.model)[0])
         moves = sum(jnp.sum(jnp.abs(d)) for d in directions[:count]) > 0.0
         known = jnp.where(moves, self.model.channel.pathwise, True)
         return jnp.where(known, slope, jnp.nan), numbers

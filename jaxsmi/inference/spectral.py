@@ -14,7 +14,7 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 The eigensolver is block Lanczos, restarted from its best vectors until the wanted ones converge:
 each vector of its space costs one product, where the LOBPCG of JAX takes four.
 
-The norm of one index is estimated from the labels (calibration.py). For directions that are still
+The norm of one index is estimated from the labels (iteration.py). For directions that are still
 at zero overlap once others are learned, the same holds with G at the cavity fields of the learned
 ones, on vectors orthogonal to them.
 
@@ -35,16 +35,16 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan, not_recorded
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.results import Result, Solution
+from jaxsmi.core.driver import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.design.designs import IndexOperator
-from jaxsmi.inference.calibration import with_norm
 from jaxsmi.inference.iteration import (
     EVERYWHERE,
     GampState,
     Observations,
     contract,
     on_devices,
+    with_norm,
 )
 from jaxsmi.inference.spectral_theory import (
     MOST,

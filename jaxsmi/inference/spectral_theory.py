@@ -47,16 +47,15 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.posterior import draw_posteriors
+from jaxsmi.channels.base import draw_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan
-from jaxsmi.core.driver import Run
+from jaxsmi.core.driver import Estimate, Run
 from jaxsmi.core.options import Averages
-from jaxsmi.core.results import Estimate
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument, title
 from jaxsmi.numerics import fixed_point
-from jaxsmi.numerics.implicit import not_differentiable
+from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
 from jaxsmi.numerics.quadrature import power_of_two
 

@@ -1,18 +1,16 @@
 """Models: a prior, a design, a channel, a student and a metric under one name."""
 
-from jaxsmi.core.results import Estimate
+from jaxsmi.core.driver import Estimate
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models import links
 from jaxsmi.models.attention_indexed import AttentionIndexed
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, AbstractSymmetry
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.models.deep_attention import DeepAttention
-from jaxsmi.models.index import IndexModel, align
+from jaxsmi.models.index import IndexModel, MultiIndex, align
 from jaxsmi.models.matrix import MatrixModel
-from jaxsmi.models.multi_index import MultiIndex
 from jaxsmi.models.prediction import generalization_error
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
-from jaxsmi.models.symmetry import AbstractSymmetry
 
 __all__ = [
     "AbstractModel",

@@ -36,14 +36,13 @@ from jaxsmi.channels.matrix_scores import (
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan_unless, theory_dtype
-from jaxsmi.core.results import Estimate
+from jaxsmi.core.driver import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
-from jaxsmi.design.base import MessagePassing
-from jaxsmi.design.designs import SymmetricDesign
+from jaxsmi.design.designs import MessagePassing, SymmetricDesign
+from jaxsmi.models.base import AbstractSymmetry
+from jaxsmi.models.index import check_no_law, output_model
 from jaxsmi.models.matrix import MatrixModel, SymmetricFactors
-from jaxsmi.models.multi_index import check_no_law, output_model
 from jaxsmi.models.prediction import hardmax_error, softmax_error
-from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.priors.factors import WishartPrior
 from jaxsmi.priors.spectral import SpectralPrior
 

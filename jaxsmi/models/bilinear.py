@@ -37,14 +37,13 @@ from jaxsmi.channels.matrix_scores import LinearField, LinearScores
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import is_zero, nan_unless, theory_dtype
-from jaxsmi.core.results import Estimate
+from jaxsmi.core.driver import Estimate
 from jaxsmi.core.validate import VARIANCE, check
-from jaxsmi.design.base import MessagePassing
-from jaxsmi.design.designs import RectangularDesign
+from jaxsmi.design.designs import MessagePassing, RectangularDesign
 from jaxsmi.models import links
+from jaxsmi.models.base import AbstractSymmetry
+from jaxsmi.models.index import MultiIndex, check_no_law, output_model
 from jaxsmi.models.matrix import MatrixModel, ProductFactors
-from jaxsmi.models.multi_index import MultiIndex, check_no_law, output_model
-from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.priors.factors import ProductPrior, WishartPrior, gaussian_error
 from jaxsmi.priors.spectral import SpectralPrior
 

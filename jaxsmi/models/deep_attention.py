@@ -35,12 +35,11 @@ from jaxsmi.channels.paired_attention import PairedAttentionChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import is_zero, nan_unless
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, check
-from jaxsmi.models.index import IndexModel
-from jaxsmi.models.multi_index import default_tolerance
-from jaxsmi.models.symmetry import AbstractSymmetry, Exchange, QueryAndKey, Rotation, SignedOrder
+from jaxsmi.models.base import AbstractSymmetry, Exchange, QueryAndKey, Rotation, SignedOrder
+from jaxsmi.models.index import IndexModel, default_tolerance
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
-from jaxsmi.priors.gaussian import iid_prior
+from jaxsmi.priors.iid import iid_prior
 
 ACTIVATIONS = ("softmax", "hardmax")
 

@@ -45,10 +45,9 @@ from jaxsmi.channels.signs import (
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, is_zero, nan_unless
 from jaxsmi.core.validate import FINITE, POSITIVE, VARIANCE, check
-from jaxsmi.models.multi_index import MultiIndex, default_tolerance
+from jaxsmi.models.index import MultiIndex, default_tolerance
 from jaxsmi.numerics.refining import Budget
-from jaxsmi.priors.gaussian import iid_prior
-from jaxsmi.priors.iid import AbstractIidPrior
+from jaxsmi.priors.iid import AbstractIidPrior, iid_prior
 
 __all__ = [
     "absolute",

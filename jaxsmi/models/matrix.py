@@ -33,18 +33,18 @@ from jaxsmi.channels.matrix_scores import AbstractScores
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, not_recorded, theory_dtype
 from jaxsmi.core.data import HasTeacher
-from jaxsmi.core.results import Estimate
+from jaxsmi.core.driver import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, check
-from jaxsmi.design.blocks import Inputs, mapped, product_dtype
+from jaxsmi.design.designs import Inputs, mapped, product_dtype
 from jaxsmi.models.base import (
     AbstractMetric,
     AbstractModel,
     AbstractStudent,
+    AbstractSymmetry,
     model_argument,
     title,
 )
 from jaxsmi.models.prediction import derivative_of_labels, sampled_error
-from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.roots import differentiable_root
 from jaxsmi.priors.factors import WishartLaw
 from jaxsmi.priors.spectral import SpectralPrior

@@ -35,11 +35,11 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, nan, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
-from jaxsmi.core.results import Estimate, Solution
+from jaxsmi.core.driver import Estimate, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, check_data, model_argument, title
-from jaxsmi.numerics.implicit import not_differentiable
+from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.linear_algebra import goe, inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import legendre, power_of_two, randomised_gaussians
 

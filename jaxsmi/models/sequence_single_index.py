@@ -26,7 +26,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, theory_dtype
 from jaxsmi.core.validate import POSITIVE, Interval, check
-from jaxsmi.models.multi_index import output_shape
+from jaxsmi.models.index import output_shape
 from jaxsmi.models.teacher_student import (
     LOSSES,
     AbstractTeacher,

@@ -21,8 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.priors.base import Traits
-from jaxsmi.priors.columns import Mixture
-from jaxsmi.priors.iid import AbstractIidPrior, sizes
+from jaxsmi.priors.iid import AbstractIidPrior, Mixture, sizes
 
 # eight indices of two components each: a posterior of one column takes 2^8 P² operations
 _MAX_COMPONENTS = 2**8

@@ -28,10 +28,10 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import results, validate
+from jaxsmi.core import driver, validate
 from jaxsmi.core.arrays import concrete
+from jaxsmi.core.driver import Estimate, Result
 from jaxsmi.core.options import Averages, Iteration
-from jaxsmi.core.results import Estimate, Result
 from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
 from jaxsmi.models.teacher_student import AbstractTeacher
 from jaxsmi.sgd.averages import AbstractAverages, Moments, Place, place_of, spread
@@ -89,7 +89,7 @@ class Flow(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return results.message(self.result)
+        return driver.message(self.result)
 
 
 def velocity(

@@ -12,10 +12,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import results, validate
+from jaxsmi.core import driver, validate
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.driver import init_run, run_solver
-from jaxsmi.core.results import RUNNING, Result
+from jaxsmi.core.driver import RUNNING, Result, init_run, run_solver
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.options import Monitor, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
@@ -219,7 +218,7 @@ class Simulation(eqx.Module):
     @property
     def message(self) -> str:
         """The outcome of the runs, and the remedies (outside jit and vmap)."""
-        return results.message(self.result)
+        return driver.message(self.result)
 
 
 def simulate(

@@ -21,10 +21,10 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import clamp_to_tiny
-from jaxsmi.core.results import Result
+from jaxsmi.core.driver import Result
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics import fixed_point, implicit
+from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.thresholds.branch import NETS, BranchPoint, branch_growth, branch_point
 
@@ -81,7 +81,7 @@ _Prepared = tuple[Roots, Array, Array]  # with the Jacobian of each fixed point,
 
 def roots(model: AbstractModel, region: SearchRegion) -> Roots:
     """The root of h for each key; `alpha` has one derivative in every array of the model."""
-    return implicit.differentiable(_roots, _tangent, model, region, _linearized)
+    return fixed_point.differentiable(_roots, _tangent, model, region, _linearized)
 
 
 class _Newton(NamedTuple):
@@ -175,7 +175,7 @@ def _tangent(
     def one(at: tuple[PRNGKeyArray, Roots, Array, Array]) -> Array:
         key, root, jacobian, slope = at
         level = lambda model: _level(region.branch(model, root.alpha, key), root, jacobian)
-        moved = implicit.derivative(level, model, directions)
+        moved = fixed_point.derivative(level, model, directions)
         # labels that jump have no derivative along the sampled ones
         return jnp.where(model.channel.pathwise, -moved / slope, jnp.nan)
 

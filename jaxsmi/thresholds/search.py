@@ -22,9 +22,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, nan, theory_dtype
-from jaxsmi.core.driver import Bar
+from jaxsmi.core.driver import Bar, Threshold
 from jaxsmi.core.options import Averages, Iteration
-from jaxsmi.core.results import Threshold
 from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.minimum import SearchEnd, minimise

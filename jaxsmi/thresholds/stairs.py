@@ -23,9 +23,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen, nan
-from jaxsmi.core.driver import Bar
+from jaxsmi.core.driver import INACCURATE_SHARE, Bar, Result, Threshold, worst
 from jaxsmi.core.options import Averages
-from jaxsmi.core.results import INACCURATE_SHARE, Result, Threshold, worst
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.quadrature import power_of_two

@@ -20,14 +20,13 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen, nan
 from jaxsmi.core.display import describe, format_estimate, safe_repr
-from jaxsmi.core.driver import Bar
+from jaxsmi.core.driver import Bar, Result, Threshold
 from jaxsmi.core.options import Averages, Iteration
-from jaxsmi.core.results import Result, Threshold
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.evolution import potential_at
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, model_argument
-from jaxsmi.numerics.implicit import not_differentiable
+from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.thresholds.branch import NETS, branch_end
 from jaxsmi.thresholds.weak import check_model, sizes_of

@@ -11,16 +11,15 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import Posterior
-from jaxsmi.channels.posterior import weighted_posteriors
+from jaxsmi.channels.base import Posterior, weighted_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny, nan
+from jaxsmi.core.driver import INACCURATE_SHARE, Result, Threshold
 from jaxsmi.core.options import Averages
-from jaxsmi.core.results import INACCURATE_SHARE, Result, Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.continuation import Limit, ladder, limit
-from jaxsmi.numerics.implicit import forwards, not_differentiable
+from jaxsmi.numerics.fixed_point import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
 from jaxsmi.numerics.quadrature import power_of_two
 

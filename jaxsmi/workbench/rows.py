@@ -19,8 +19,8 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from jaxsmi.core import validate
+from jaxsmi.core.driver import Solution
 from jaxsmi.core.options import Averages
-from jaxsmi.core.results import Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution

@@ -29,7 +29,7 @@ from jax.typing import ArrayLike
 
 import jaxsmi
 from jaxsmi.core import validate
-from jaxsmi.core.results import Result, Solution, index_names
+from jaxsmi.core.driver import Result, Solution, index_names
 
 if TYPE_CHECKING:
     import xarray

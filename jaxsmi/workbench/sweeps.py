@@ -23,9 +23,8 @@ import jax
 import numpy as np
 
 from jaxsmi.core import validate
-from jaxsmi.core.driver import tqdm
+from jaxsmi.core.driver import Result, Solution, tqdm
 from jaxsmi.core.options import CACHE_SETTINGS
-from jaxsmi.core.results import Result, Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench.rows import FIELDS, Grid, Row
 from jaxsmi.workbench.storage import import_xarray, provenance, whole

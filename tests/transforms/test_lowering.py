@@ -18,7 +18,7 @@ import pytest
 
 import jaxsmi as smi
 from helpers import slow_but
-from jaxsmi.design.blocks import BLOCK
+from jaxsmi.design.designs import BLOCK
 from jaxsmi.numerics import refining, refining_sums
 from jaxsmi.numerics.refining_sums import Block, block_within, working_memory
 

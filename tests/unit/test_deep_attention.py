@@ -16,7 +16,7 @@ from scipy.special import logsumexp
 import jaxsmi as smi
 from helpers import respond
 from jaxsmi.channels.attention_link import Layer, invert_attention, last_fields
-from jaxsmi.channels.posterior import weighted_posteriors
+from jaxsmi.channels.base import weighted_posteriors
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 SHAPE = np.array([[0.7, 0.35], [0.35, 0.4]])

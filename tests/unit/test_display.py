@@ -11,8 +11,7 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.core.display import format_estimate
-from jaxsmi.core.driver import Bar
-from jaxsmi.core.results import Estimate, Threshold
+from jaxsmi.core.driver import Bar, Estimate, Threshold
 
 KEY = jax.random.key(0)
 MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)

@@ -11,8 +11,15 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
-from jaxsmi.core.driver import AbstractSolver, GeometricDecay, advance, begin, run_solver
-from jaxsmi.core.results import RUNNING, choose
+from jaxsmi.core.driver import (
+    RUNNING,
+    AbstractSolver,
+    GeometricDecay,
+    advance,
+    begin,
+    choose,
+    run_solver,
+)
 
 
 class Halving(AbstractSolver):

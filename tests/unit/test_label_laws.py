@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 import jaxsmi as smi
 from helpers import slow_but
-from jaxsmi.channels.posterior import draw_posteriors
+from jaxsmi.channels.base import draw_posteriors
 
 KEY = jax.random.key(0)
 DOOR = 0.6744897501960817

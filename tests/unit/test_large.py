@@ -19,8 +19,7 @@ from jax import export
 
 import jaxsmi as smi
 from helpers import slow_but
-from jaxsmi.design.blocks import draw_inputs
-from jaxsmi.design.designs import IndexOperator, RectangularOperator, SymmetricOperator
+from jaxsmi.design.designs import IndexOperator, RectangularOperator, SymmetricOperator, draw_inputs
 
 KEY, LINEAR = jax.random.key(3), smi.links.linear(0.1)
 MODELS = {
