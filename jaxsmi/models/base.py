@@ -547,9 +547,10 @@ class AbstractStudent(eqx.Module):
         scale: ArrayLike = 1.0,
         dtype: DTypeLike | None = None,
     ) -> Array:
-        """Random weights: scale × N(0, 1)."""
-        dtype = dtype or theory_dtype()
-        return jnp.multiply(scale, jax.random.normal(key, self.shape(dimension), dtype))
+        """Random weights: scale × N(0, 1), drawn in the precision of theory."""
+        # float32 and float64 students start at the same point, so that they can be compared
+        weights = jax.random.normal(key, self.shape(dimension), theory_dtype())
+        return jnp.multiply(scale, weights).astype(dtype or weights.dtype)
 
     @abc.abstractmethod
     def fields(self, weights: Array, inputs: Inputs) -> Array:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
@@ -241,18 +241,6 @@ class AbstractFactors(AbstractStudent):
         """The signal over S."""
         del dimension
         return 1.0
-
-    def start(
-        self,
-        key: PRNGKeyArray,
-        dimension: int,
-        scale: ArrayLike = 1.0,
-        dtype: DTypeLike | None = None,
-    ) -> Array:
-        """Random factors: scale × N(0, 1), drawn in the precision of theory: the teacher's law."""
-        # float32 and float64 students start at the same point, so that they can be compared
-        factors = super().start(key, dimension, scale)
-        return factors.astype(dtype or factors.dtype)
 
     def estimate(self, weights: Array) -> Array:
         """S (a, b), of several layers (L, a, b), from the signal or from factors."""

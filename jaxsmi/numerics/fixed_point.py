@@ -83,11 +83,6 @@ def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTre
     return leaves, lambda new: eqx.combine(jax.tree.unflatten(structure, new), rest)
 
 
-def _unchanged(parameters: PyTree, context: PyTree, answer: PyTree) -> PyTree:
-    del parameters, context
-    return answer
-
-
 def _as_arrays(leaves: list[Array]) -> list[Array]:
     # a Python number that is differentiated comes as a scalar that is no array
     return [x if eqx.is_array(x) else jnp.asarray(x, float) for x in leaves]
@@ -98,7 +93,7 @@ def differentiable(
     push: Callable[[PyTree, PyTree, PyTree, list[Array]], PyTree],
     parameters: PyTree,
     context: PyTree,
-    prepare: Callable[[PyTree, PyTree, PyTree], PyTree] = _unchanged,
+    prepare: Callable[[PyTree, PyTree, PyTree], PyTree] = lambda *given: given[-1],
     *,
     twice: bool = False,
 ) -> PyTree:

@@ -14,6 +14,15 @@ from jaxsmi.sgd.landscape import averages, flatness, hessian, maximal_rate, rate
 from jaxsmi.sgd.problem import Initial, Rule
 from jaxsmi.sgd.simulation import simulate
 
+# What to use in place of names of version 0.1.
+_REMOVED = {
+    "averages": "gradient_noise",
+    "exponents": "information_exponent leaps",
+    "flatness(..).series": "taylor",
+    "hessian": "hessian_at_origin",
+    "Rule.per_sample": "per_sample_rate",
+}
+
 __all__ = [
     "Attention",
     "HermiteSeries",
@@ -34,3 +43,9 @@ __all__ = [
     "semantic_positional",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> object:
+    new = "".join(new for new, old in _REMOVED.items() if name in old.split())
+    hint = f"; it is now smi.sgd.{new}" if new else ""
+    raise AttributeError(f"module 'jaxsmi.sgd' has no attribute {name!r}{hint}", name=name)

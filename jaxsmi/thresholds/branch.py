@@ -215,7 +215,7 @@ def scan_branch(
 def next_crossing(
     branch: OverlapMap, Q: Array, guess: Threshold | None, alpha_max: float
 ) -> BranchPoint | None:
-    """The point of the branch next to the root of h = log α λ_max(F), or at which labels depend
+    """The point of the branch next to the root of h = log α λ_max(𝒢), or at which labels depend
     on new directions at first order; None up to `alpha_max`. A level that is not finite ends the
     scan.
 

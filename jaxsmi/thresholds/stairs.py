@@ -1,8 +1,8 @@
 r"""The staircase: what is learned first, and at which sample complexity what is learned next.
 
-Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (55), (56)]; F and N as in weak.py:
+Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (55), (56)]; 𝒢 and N as in weak.py:
 
-* α λ_max(F_{Q(α)}) = 1 along the stable fixed point Q(α) that has only the subspace Π learned,
+* α λ_max(𝒢_{Q(α)}) = 1 along the stable fixed point Q(α) that has only the subspace Π learned,
       V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π;
 * N E[g gᵀ] N ≠ 0 at that fixed point: those directions are learned at once;
 * a scan in α (branch.py) gives the start for the root of each independent threshold (root.py),
@@ -49,7 +49,7 @@ def staircase(
 ) -> list[Threshold]:
     r"""Compute the thresholds in the order of learning, with what is learned at each.
 
-    α λ_max(F_{Q(α)}) = 1 along the fixed point Q(α) with only the earlier subspaces learned
+    α λ_max(𝒢_{Q(α)}) = 1 along the fixed point Q(α) with only the earlier subspaces learned
 
     Args:
         model: An index model with a channel and a prior of mean zero, its second moment

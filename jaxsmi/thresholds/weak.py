@@ -31,14 +31,14 @@ _ROUNDING = (1e-12, 1e-10)  # of E g gᵀ and of λ_max in float64
 
 
 def _apply(G: Array, X: Array, other: Array) -> Array:
-    """F(X) (.., P, P), averaged over the samples of G (.., n, P, M, P, M); `other` are estimates of
+    """𝒢(X) (.., P, P), averaged over the samples of G (.., n, P, M, P, M); `other` are estimates of
     G with independent noise, for the second factor."""
     half = jnp.einsum("...npaqb,qr->...npabr", G, X)
     return symmetric(jnp.einsum("...npabr,...nsarb->...ps", half, other)) / G.shape[-5]
 
 
 def leading(G: Array, other: Array) -> Array:
-    """The positive semi-definite X of unit norm with F(X) = λ_max X: the projection of the identity
+    """The positive semi-definite X of unit norm with 𝒢(X) = λ_max X: the projection of the identity
     on the leading eigenspace. G and `other` are (nets, points, P, M, P, M)."""
     basis = jnp.asarray(symmetric_basis(G.shape[-2]), G.dtype)
     tensor = jnp.swapaxes(jax.vmap(conjugation)(G, other), 2, 3)
@@ -63,15 +63,15 @@ class Growth(eqx.Module):
 
         G = N V^{1/2} ∂g V^{1/2} N,   𝒢_Q(X)_{pp'} = E Σ_{m,n} (G_{mn} X G_{mn}ᵀ)_{pp'}
 
-    F is self-adjoint and maps positive matrices to positive ones: λ_max is its spectral radius, and
-    X what is learned next. Learned × new directions grow more slowly: F is completely positive, so
+    𝒢 is self-adjoint and maps positive matrices to positive ones: λ_max is its spectral radius, and
+    X what is learned next. Learned × new directions grow more slowly: 𝒢 is completely positive, so
     that their rate is at most the geometric mean of those of learned × learned, below one, and
     new × new. Where N E[g gᵀ] N ≠ 0 these directions are learned at once.
     [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52), (54)]
 
     Attributes:
-        each: ⟨X, F X⟩ of each net (R,).
-        subspace: X (P, P), the leading eigenmatrix of F.
+        each: ⟨X, 𝒢 X⟩ of each net (R,).
+        subspace: X (P, P), the leading eigenmatrix of 𝒢.
         first_order: E g gᵀ of each net, whitened (R, P, P).
         slope_error: Error of ∂g from the inner integrals that biases averages.
         field_error: Error of g from the inner integrals that biases averages.
@@ -87,7 +87,7 @@ class Growth(eqx.Module):
 
     @property
     def rate(self) -> Array:
-        """λ_max(F)."""
+        """λ_max(𝒢)."""
         return jnp.mean(self.each)
 
     @property
@@ -136,7 +136,7 @@ def growth(
     (g, G), (g_other, G_other) = (whiten(*factor) for factor in post.factors)
     field_error, slope_error = _bias(post, (g, g_other), (G, G_other))
     G, G_other = (x.reshape(nets, -1, *x.shape[1:]) for x in (G, G_other))
-    # a change of X changes ⟨X, F X⟩ at second order only
+    # a change of X changes ⟨X, 𝒢 X⟩ at second order only
     X = lax.stop_gradient(leading(G, G_other)) if X is None else X
     outer = symmetric(jnp.einsum("npm,nqm->npq", g, g_other)).reshape(nets, -1, P, P)
     missed = post.error > model.channel.averaging.tolerance
@@ -198,7 +198,7 @@ def weak_recovery(
 ) -> Threshold:
     r"""Compute the smallest α at which anything is learned from labels alone.
 
-    α_c = 1/λ_max(F),  F(X) = E Σ_{m,n} G_{mn} X G_{mn}ᵀ,  G = E[zzᵀ|y] - I at ω = 0
+    α_c = 1/λ_max(𝒢),  𝒢(X) = E Σ_{m,n} G_{mn} X G_{mn}ᵀ,  G = E[zzᵀ|y] - I at ω = 0
 
     Args:
         model: An index model with a channel and a prior of mean zero.
