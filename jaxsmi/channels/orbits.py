@@ -54,9 +54,9 @@ class AbstractOrbit(eqx.Module):
     `block`: X. `centre`: a. `whitening`: N (2, 2), lower triangular.
     """
 
-    block: eqx.AbstractVar[Array]
-    centre: eqx.AbstractVar[Array]
-    whitening: eqx.AbstractVar[Array]
+    block: Array
+    centre: Array
+    whitening: Array
 
     @abc.abstractmethod
     def intervals(self) -> tuple[Array, Array]:

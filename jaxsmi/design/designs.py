@@ -328,7 +328,7 @@ class AbstractDesign(eqx.Module):
     `least_dimension` of data.
     """
 
-    message_passing: eqx.AbstractVar[MessagePassing]
+    message_passing: MessagePassing
     # not annotated: they are no fields, and need no place in constructors
     rows = False
     least_dimension = 1

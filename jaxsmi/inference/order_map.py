@@ -108,9 +108,9 @@ class AbstractOrderMap(eqx.Module):
     stationary: ClassVar[tuple[str, ...]] = ()
     tolerance: ClassVar[float] = 0.0
     twice: ClassVar[bool] = False
-    model: eqx.AbstractVar[AbstractModel]
-    alpha: eqx.AbstractVar[Array]
-    key: eqx.AbstractVar[PRNGKeyArray | None]
+    model: AbstractModel
+    alpha: Array
+    key: PRNGKeyArray | None
 
     @abc.abstractmethod
     def __call__(self, x: PyTree) -> tuple[PyTree, Numbers]:

@@ -98,7 +98,7 @@ class AbstractResponder(eqx.Module):
 class AbstractModelResponder(AbstractResponder):
     """The channel and the prior of a model."""
 
-    student: eqx.AbstractVar[AbstractModel]
+    student: AbstractModel
 
     @property
     def tolerance(self) -> Array:
@@ -136,7 +136,7 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
     """A learner of indices: a student network, its response to a label, and the penalty or prior of
     its weights (module docstring)."""
 
-    student: eqx.AbstractVar[IndexModel | None]
+    student: IndexModel | None
 
     @property
     def network(self) -> IndexModel:

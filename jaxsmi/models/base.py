@@ -101,8 +101,8 @@ class AbstractSymmetry(eqx.Module):
     kind)])`.
     """
 
-    indices: eqx.AbstractVar[tuple[int, ...]]
-    kind: eqx.AbstractVar[str]
+    indices: tuple[int, ...]
+    kind: str
 
     @abc.abstractmethod
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
@@ -367,8 +367,8 @@ class AbstractModel(eqx.Module):
     P is the number of indices: rows of the overlap (P, P); of matrices, how many there are.
     """
 
-    prior: eqx.AbstractVar[AbstractPrior]
-    channel: eqx.AbstractVar[AbstractChannel]
+    prior: AbstractPrior
+    channel: AbstractChannel
 
     @property
     @abc.abstractmethod
@@ -534,7 +534,7 @@ class AbstractStudent(eqx.Module):
     """The weights of a model, those of a student that are trained and those of a teacher, and the
     network that they make."""
 
-    model: eqx.AbstractVar[AbstractModel]
+    model: AbstractModel
 
     @abc.abstractmethod
     def shape(self, dimension: int) -> tuple[int, int]:
@@ -598,7 +598,7 @@ class AbstractStudent(eqx.Module):
 class AbstractMetric(eqx.Module):
     """How far an estimate is from a teacher: overlaps, cosines and errors, up to symmetries."""
 
-    model: eqx.AbstractVar[AbstractModel]
+    model: AbstractModel
     symmetry: tuple[AbstractSymmetry, ...]
 
     def overlaps(self, weights: Array, teacher: Array | None) -> dict[str, Array]:

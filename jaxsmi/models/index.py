@@ -67,9 +67,9 @@ class IndexModel(AbstractModel, AbstractTeacher):
     `inputs`: fixed directions of the inputs; None: they are centred.
     """
 
-    prior: eqx.AbstractVar[AbstractIidPrior]
-    channel: eqx.AbstractVar[AbstractChannel]
-    symmetry: eqx.AbstractVar[tuple[AbstractSymmetry, ...]]
+    prior: AbstractIidPrior
+    channel: AbstractChannel
+    symmetry: tuple[AbstractSymmetry, ...]
     inputs: Tokens | None = eqx.field(default=None, kw_only=True)
 
     @property

@@ -20,7 +20,6 @@ from __future__ import annotations
 import abc
 import math
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,11 +63,11 @@ class MatrixModel(AbstractModel):
     (T, T), 1 of one field. `symmetry`: of labels that do not determine the sign of S.
     """
 
-    prior: eqx.AbstractVar[SpectralPrior]
-    readout: eqx.AbstractVar[AbstractChannel]
-    output: eqx.AbstractVar[str]
-    tokens: eqx.AbstractVar[int]
-    symmetry: eqx.AbstractVar[tuple[AbstractSymmetry, ...]]
+    prior: SpectralPrior
+    readout: AbstractChannel
+    output: str
+    tokens: int
+    symmetry: tuple[AbstractSymmetry, ...]
 
     @property
     def channel(self) -> AbstractChannel:

@@ -66,7 +66,7 @@ class AbstractSpectrum(eqx.Module):
     hilbert: Array
     log_potential: Array
     weight: Array
-    copies: eqx.AbstractClassVar[float]
+    copies: ClassVar[float]
 
     def mean(self, values: Array) -> Array:
         """∫ f dμ over the real axis, from f at the nodes `x`."""

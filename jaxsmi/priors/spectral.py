@@ -60,9 +60,9 @@ class AbstractMatrixLaw(eqx.Module):
         symmetric: A symmetric matrix has eigenvalues, other matrices singular values.
     """
 
-    rank_ratio: eqx.AbstractVar[Array]
-    aspect_ratio: eqx.AbstractVar[Array]
-    symmetric: eqx.AbstractClassVar[bool]
+    rank_ratio: Array
+    aspect_ratio: Array
+    symmetric: ClassVar[bool]
 
     @property
     @abc.abstractmethod
