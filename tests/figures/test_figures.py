@@ -9,7 +9,7 @@ import pytest
 matplotlib = pytest.importorskip("matplotlib")
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "figures"
 SCRIPTS = sorted(FOLDER.glob("[a-z]*.py"))
-QUICK = ("bilinear_potential", "quadratic_error")
+QUICK = ("bilinear_potential",)
 
 
 @pytest.fixture

@@ -131,6 +131,8 @@ SLOW = {
     "derivatives in α and noise",
     "message passing, phase retrieval",
     "message passing, attention",
+    "message passing, bilinear",
+    "online SGD, flow",
     "online SGD, largest rate",
     "weak recovery, product of signs",
     "descent",

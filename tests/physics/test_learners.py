@@ -67,7 +67,7 @@ RIDGE = [(0.5, 1.0, 0.0), (1.0, 0.01, 0.25), (1.5, 0.3, 0.25), (0.3, 0.001, 0.1)
 
 @pytest.mark.parametrize(
     ("alpha", "ridge", "noise"),
-    [*RIDGE[:2], *(pytest.param(*row, marks=SLOW) for row in RIDGE[2:])],
+    [RIDGE[1], *(pytest.param(*row, marks=SLOW) for row in RIDGE[:1] + RIDGE[2:])],
 )
 def test_ridge_regression_in_closed_form(alpha, ridge, noise):
     solution = solve(smi.links.linear(noise), alpha, smi.Erm(ridge=ridge), 2**16, 1e-11)

@@ -133,7 +133,10 @@ def test_published_curves(reference, name, tolerance):
     assert np.median(gap) < 1e-6
 
 
-@pytest.mark.parametrize(("kappa", "noise"), [(0.1, 0), (0.5, 0), (1.0, 0), (5.0, 0), (0.5, 0.25)])
+@pytest.mark.parametrize(
+    ("kappa", "noise"),
+    [(0.5, 0.25), *(pytest.param(kappa, 0, marks=SLOW) for kappa in (0.1, 0.5, 1.0, 5.0))],
+)
 def test_published_curves_of_the_symmetric_model(reference, kappa, noise):
     name = f"line_noise_{kappa}_{noise}" if noise else f"line_no_noise_{kappa}"
     alpha, published = published_columns(reference / f"quadratic/{name}.csv", "alpha", "gen_error")
@@ -147,6 +150,7 @@ def test_published_curves_of_the_symmetric_model(reference, kappa, noise):
     assert np.quantile(gap, 0.8 if kappa == 0.1 else 1.0) < 1e-4
 
 
+@SLOW
 def test_the_symmetric_model_is_the_linear_channel_of_one_token():
     """And both obey q̂ = 2α/(e + Δ/2), e = mmse(q̂)."""
     alpha, kappa, noise = np.array(list(SYMMETRIC)).T
@@ -172,7 +176,10 @@ TRAJECTORIES = [  # model, α; V_1 to V_6, with one of ten steps V_10, end
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "alpha", "first", "tenth", "end"), TRAJECTORIES)
+@pytest.mark.parametrize(
+    ("model", "alpha", "first", "tenth", "end"),
+    [*TRAJECTORIES[-2:], *(pytest.param(*row, marks=SLOW) for row in TRAJECTORIES[:-2])],
+)
 def test_trajectories(model, alpha, first, tenth, end):
     """To the digits printed: eight of bilinear regression, five of scores."""
     steps = 6 if tenth is None else 50

@@ -147,7 +147,7 @@ def test_near_recovery_no_digits_are_lost():
     assert (distance[:, -1] >= 0.0).all()
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_singular_starts_are_exact(batch):
     """W = W* of noiseless labels stays there; W = 0 and W in the span of W* go on without a NaN."""
     run = {"dimension": 50, "rate": rule(0.5, batch_size=batch), "alpha": 5 * batch / 50}

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from helpers import attention_network
+from helpers import attention_network, slow_but
 from jaxsmi.design.designs import IndexOperator
 from jaxsmi.models.prediction import prediction_error
 
@@ -32,7 +32,9 @@ ZOO = {
 }
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name", slow_but(ZOO, "one layer", "ranks", "untied inside", "hardmax heads")
+)
 def test_network_on_inputs_equals_link_on_fields(name):
     model, rng = ZOO[name], np.random.default_rng(1)
     W = jnp.asarray(rng.standard_normal((model.indices, 17)))

@@ -303,6 +303,7 @@ def test_derivatives_at_full_overlap():
     assert jax.grad(risk)(0.9) == pytest.approx(-7.2, abs=0.3)  # -8 m, on coarse nets
 
 
+@SLOW
 def test_rules_near_full_overlap_agree():
     """Where the kernel gives way to nodes in ξ, √(1 - m²) = 1.6 steps, and these to fewer."""
     model = SGD.semantic_positional(0.64)
@@ -427,6 +428,7 @@ def test_runs_do_not_depend_on_their_company_or_on_the_bar():
     np.testing.assert_array_equal(together.gram, np.broadcast_to(np.eye(2), (3, 2, 2)))
 
 
+@SLOW
 def test_directions_of_a_random_start_are_orthonormal():
     runs = SGD.simulate(SGD.semantic_positional(0.6), keys(2), dimension=20, rate=0.5, alpha=0.1)
     np.testing.assert_allclose(runs.gram, np.broadcast_to(np.eye(2), (2, 2, 2)), atol=1e-15)
@@ -474,6 +476,7 @@ def test_a_student_of_more_rows_has_the_cosine_of_its_nearest_teacher():
     assert runs.teacher_overlap.shape == (1, 2, 3, 2)
 
 
+@SLOW
 def test_labels_of_signs_are_learned_by_a_line():
     """Predictions (1,) of labels ()."""
     rule = SGD.Rule(0.3, gradient=smi.Gradient(loss=smi.losses.logistic))
@@ -482,6 +485,7 @@ def test_labels_of_signs_are_learned_by_a_line():
     assert (SGD.simulate(smi.links.sign(), keys(4), **run).final > 0.5).all()
 
 
+@SLOW
 def test_the_rate_of_a_sample():
     """κ = c η/(1 - β); runs have it, and time is κ α."""
     for reduction, kappa in (("mean", 0.1 / 4), ("sum", 0.1), ("sum/D", 0.1 / 50)):
@@ -506,6 +510,7 @@ def test_a_run_that_overflows_says_so_and_one_out_of_range_inside_jit_too():
     assert np.isnan(inside.teacher_overlap).all()
 
 
+@SLOW
 def test_rates_of_a_teacher_of_another_norm():
     """y = z*², E z*² = 2: Λ = 8 E z*² = 16; linear labels have κ_max = 1, z*² 1/12."""
     link = lambda z: z[0, 0] ** 2

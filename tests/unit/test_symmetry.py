@@ -10,6 +10,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 import jaxsmi as smi
+from helpers import slow_but
 from jaxsmi.models.base import SYMMETRIES, Exchange, best_order
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
@@ -73,7 +74,7 @@ ZOO = QUICK | {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else SLOW) for n in ZOO])
+@pytest.mark.parametrize("name", slow_but(ZOO, "sign", "product", "heads of rank two"))
 def test_symmetries_change_no_label_no_cosine_and_are_undone(name):
     model, rng = ZOO[name], np.random.default_rng(4)
     T = np.eye(model.indices)
