@@ -29,29 +29,30 @@ from jaxsmi.numerics.linear_algebra import solve_definite
 from jaxsmi.numerics.minimum import Minimum, hessian, lowest_minima
 
 Loss = Callable[[Array, Array], Array]  # ℓ_y(z) of a label and of its fields
-LabelOf = Callable[[Array, Array], Array]  # the label of teacher fields (P*, M) and its noise
+Law = Callable[[Array, Array], Array]  # label of a sample from teacher fields (P*, M) and noise
 
 
-class Reply(eqx.Module):
-    """The response of a learner to the label of one sample (or, with a leading axis, of a batch).
+class ProximalOutput(eqx.Module):
+    """g of a learner at the label of one sample, and its derivatives (or, with a leading axis, of a
+    batch); for a posterior mean, `loss` and `envelope` are NaN.
 
     Attributes:
         g: (P, M).
         dg: (P, M, P, M).
-        slope: Σ_m ∂g_m/∂z*_m through the label, (P, P*); NaN where the learner does not know it.
-        loss: ℓ_y at the proximal point; NaN for a posterior.
-        envelope: 𝓜, likewise.
-        error: The gradient that remained.
-        second: Another minimum was met.
+        label_derivative: Σ_m ∂g_m/∂z*_m through the label, (P, P*); NaN if unknown.
+        loss: ℓ_y at the proximal point.
+        envelope: 𝓜.
+        error: Norm of the gradient that remained (of a posterior, error of g).
+        has_other_minimum: True if the search met more than one minimum.
     """
 
     g: Array
     dg: Array
-    slope: Array
+    label_derivative: Array
     loss: Array
     envelope: Array
     error: Array
-    second: Array
+    has_other_minimum: Array
 
 
 class _Problem(eqx.Module):
@@ -67,29 +68,29 @@ class _Problem(eqx.Module):
         return self.omega + self.root @ tau.reshape(self.omega.shape)
 
     def __call__(self, tau: Array) -> Array:
-        """The function itself."""
+        """Return the value at τ."""
         return 0.5 * jnp.sum(tau**2) + self.loss(self.label, self.fields(tau))
 
 
 def points_by_descent(
-    loss: Loss, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array, starts: Array
-) -> Reply:
-    """The proximal points of a batch by damped Newton steps.
+    loss: Loss, law: Law, teacher_fields: Array, noise: Array, omega: Array, V: Array, starts: Array
+) -> ProximalOutput:
+    """Find the proximal points of a batch by damped Newton steps.
 
     Args:
         loss: ℓ_y(z) of one sample, twice differentiable.
-        law: The label of the teacher's fields and its noise, of one sample.
-        goal: z* (n, P*, M), for `slope`.
+        law: Label of one sample from the teacher's fields and the noise.
+        teacher_fields: z* (n, P*, M), for `label_derivative`.
         noise: The second argument of `law`, (n, ...).
         omega: ω (n, P, M).
         V: (P, P), positive definite.
         starts: Fields to begin at, (n, K, P, M).
 
     Returns:
-        A `Reply` with a leading axis of samples.
+        A `ProximalOutput` with a leading axis of samples.
     """
     root = jnp.linalg.cholesky(V)
-    labels = jax.vmap(law)(goal, noise)
+    labels = jax.vmap(law)(teacher_fields, noise)
     # the descent has no derivative of its own: reverse mode would store all its steps
     still = frozen((loss, labels, omega, root))
     inverse = solve_triangular(still[3], jnp.eye(len(V), dtype=V.dtype), lower=True)
@@ -98,8 +99,8 @@ def points_by_descent(
     function = lambda sample, tau: _Problem(still[0], sample[0], sample[1], still[3])(tau)
     lowest = lowest_minima(function, (still[1], still[2]), flat)
 
-    def one(goal: Array, noise: Array, omega: Array, lowest: Minimum) -> Reply:
-        label = law(goal, noise)
+    def one(z_star: Array, noise: Array, omega: Array, lowest: Minimum) -> ProximalOutput:
+        label = law(z_star, noise)
         problem = _Problem(loss, label, omega, root)
         # derivatives come by one Newton step from the frozen minimum, not through the descent
         fixed = frozen(problem)
@@ -113,58 +114,58 @@ def points_by_descent(
         bracket = (inverse - identity).reshape(shape + shape)
         # the label moves with the teacher, at a fixed point of the learner
         pull = lambda z: jax.grad(_Problem(loss, law(z, noise), omega, root))(tau)
-        mixed = jax.jacfwd(pull)(goal).reshape(tau.size, goal.size)
-        response = -(inverse @ mixed).reshape(shape + goal.shape)
+        mixed = jax.jacfwd(pull)(z_star).reshape(tau.size, z_star.size)
+        response = -(inverse @ mixed).reshape(shape + z_star.shape)
         value = loss(label, problem.fields(tau))
-        return Reply(
+        return ProximalOutput(
             g=unwhiten @ tau.reshape(shape),
             dg=jnp.einsum("ap,pmqn,bq->ambn", unwhiten, bracket, unwhiten),
-            slope=jnp.einsum("ap,pmqm->aq", unwhiten, response),
+            label_derivative=jnp.einsum("ap,pmqm->aq", unwhiten, response),
             loss=value,
             envelope=value + 0.5 * jnp.sum(tau**2),
             error=lowest.residual,
-            second=lowest.second,
+            has_other_minimum=lowest.second,
         )
 
-    return jax.vmap(one)(goal, noise, omega, lowest)
+    return jax.vmap(one)(teacher_fields, noise, omega, lowest)
 
 
 def points_by_formula(
     prox: Callable[[Array, Array, Array], Array],
     loss: Loss,
-    law: LabelOf,
-    goal: Array,
+    law: Law,
+    teacher_fields: Array,
     noise: Array,
     omega: Array,
     V: Array,
-) -> Reply:
-    """The proximal points of a batch by a formula, prox(y, ω, V): for losses with kinks.
+) -> ProximalOutput:
+    """Find the proximal points of a batch by a formula, prox(y, ω, V): for losses with kinks.
 
-    Args and Returns as `points_by_descent`; ∂g and the slope are derivatives of the formula.
+    Args and Returns as `points_by_descent`; ∂g and ∂g/∂z* are derivatives of the formula.
     """
     # V is small, and shared by all samples
     inverse = jnp.linalg.inv(V)
     answer = lambda y, w: inverse @ (prox(y, w, V) - w)
 
-    def one(goal: Array, noise: Array, omega: Array) -> Reply:
-        label = law(goal, noise)
+    def one(z_star: Array, noise: Array, omega: Array) -> ProximalOutput:
+        label = law(z_star, noise)
         z = prox(label, omega, V)
         g = answer(label, omega)
-        slope = jax.jacfwd(lambda goal: answer(law(goal, noise), omega))(goal)
+        slope = jax.jacfwd(lambda z: answer(law(z, noise), omega))(z_star)
         value = loss(label, z)
-        return Reply(
+        return ProximalOutput(
             g=g,
             dg=jax.jacfwd(answer, argnums=1)(label, omega),
-            slope=jnp.einsum("pmqm->pq", slope),
+            label_derivative=jnp.einsum("pmqm->pq", slope),
             loss=value,
             envelope=value + 0.5 * jnp.sum(g * (z - omega)),
             error=jnp.zeros_like(value),
-            second=jnp.zeros((), bool),
+            has_other_minimum=jnp.zeros((), bool),
         )
 
-    return jax.vmap(one)(goal, noise, omega)
+    return jax.vmap(one)(teacher_fields, noise, omega)
 
 
 def hinge_point(label: Array, omega: Array, V: Array) -> Array:
-    """The proximal point of the hinge for one index, ŷ = z: z = ω + y clip(1 - y ω, 0, V)."""
+    """Return the proximal point of the hinge for ŷ = z: z = ω + y clip(1 - y ω, 0, V)."""
     return omega + label * jnp.clip(1.0 - label * omega, 0.0, V[0, 0])

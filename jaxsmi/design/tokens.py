@@ -93,8 +93,8 @@ class Tokens(eqx.Module):
             check(R.ndim == 2 and R.shape[1] == K, "cross", cross, allowed)
             self.cross = R
 
-    def teacher_overlap(self, indices: int) -> Array:
-        """R* (P, K)."""
+    def teacher_direction_overlap(self, indices: int) -> Array:
+        """R* (P, K); zero without `cross`."""
         if self.cross is None:
             return jnp.zeros((indices, len(self.gram)), self.gram.dtype)
         return self.cross
@@ -115,7 +115,7 @@ class Tokens(eqx.Module):
 
     def joint_gram(self, second_moment: Array) -> Array:
         """[[S, R*], [R*ᵀ, G]], the expected Gram matrix of teacher and directions."""
-        R = self.teacher_overlap(len(second_moment)).astype(second_moment.dtype)
+        R = self.teacher_direction_overlap(len(second_moment)).astype(second_moment.dtype)
         return jnp.block([[second_moment, R], [R.T, self.gram]])
 
     def directions(

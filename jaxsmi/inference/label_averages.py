@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.proximal import Reply
+from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core.arrays import not_recorded, theory_dtype
-from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, Truth
+from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, TeacherLaw
 from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
 from jaxsmi.numerics.quadrature import gaussian_points
@@ -42,7 +42,7 @@ class _Labelled(eqx.Module):
     goal: Array
     labels: Array
     score: Array
-    reply: Reply
+    reply: ProximalOutput
     weight: Array
 
     def mean(self, values: Array) -> Array:
@@ -77,7 +77,7 @@ class LabelAverages(eqx.Module):
 
     Args:
         model: The teacher, who makes the labels.
-        learner: Who learns from them, `taught_by` the teacher.
+        learner: Learner of these labels, bound to the teacher (`AbstractIndexLearner.bind`).
         alpha: Sample complexity N/D.
         key: Of the points: averages are one smooth function for each key.
         points: Points of each net, with their mirror images.
@@ -94,16 +94,15 @@ class LabelAverages(eqx.Module):
     jumps: Array | bool = False
 
     @property
-    def truth(self) -> Truth:
+    def teacher_law(self) -> TeacherLaw:
         """The law of the teacher's weights."""
         P = self.model.indices
         S = self.model.prior.second_moment(P)
         inputs = self.model.inputs
         if inputs is None:
-            return Truth(
-                self.model.prior, S, jnp.zeros((P, 0), S.dtype), jnp.zeros((0, 0), S.dtype)
-            )
-        return Truth(self.model.prior, S, inputs.teacher_overlap(P), inputs.gram)
+            R, G = jnp.zeros((P, 0), S.dtype), jnp.zeros((0, 0), S.dtype)
+            return TeacherLaw(self.model.prior, S, R, G)
+        return TeacherLaw(self.model.prior, S, inputs.teacher_direction_overlap(P), inputs.gram)
 
     @property
     def encoding(self) -> Array:
@@ -134,12 +133,12 @@ class LabelAverages(eqx.Module):
         omega = jnp.einsum("pq,nqm->npm", sqrt_psd(x.overlap), xi)
         omega = omega + x.direction_overlap @ self.encoding.T
         goal = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher_overlap, xi)
-        goal = goal + self.truth.cross @ self.encoding.T
+        goal = goal + self.teacher_law.teacher_direction_overlap @ self.encoding.T
         rho = self._remainder(x)
         if finite:
             return self._each_label(x, omega, goal, rho, weight)
         goal = goal + jnp.einsum("pq,nqm->npm", sqrt_psd(rho), eta)
-        reply = self.learner.reply(channel.label, goal, noise, omega, x.covariance)
+        reply = self.learner.respond_to_teacher(channel.label, goal, noise, omega, x.covariance)
         labels = jax.vmap(channel.label)(goal, noise)
         score = jnp.einsum("pq,nqm->npm", inverse_root(rho), eta)
         return _Labelled(omega, goal, labels, score, reply, weight)
@@ -158,7 +157,9 @@ class LabelAverages(eqx.Module):
         # log Z of a label is its log probability, and g the teacher's score
         known = channel.respond(channel.statistic(labels), goal, rho)
         odds = jnp.exp(known.log_partition).reshape(self.nets, -1)
-        reply = self.learner.reply(lambda _, label: label, goal, labels, omega, x.covariance)
+        reply = self.learner.respond_to_teacher(
+            lambda _, label: label, goal, labels, omega, x.covariance
+        )
         weight = odds * jnp.repeat(weight, copies, axis=1)
         return _Labelled(omega, goal, labels, known.g, reply, weight)
 
@@ -193,7 +194,7 @@ class LabelAverages(eqx.Module):
             envelope=mean(reply.envelope),
             # the replicon needs second moments of ∂g, not of its mean
             squared=alpha * conjugation(reply.dg * odds[:, None, None, None, None], reply.dg),
-            second=jnp.mean(mean(reply.second.astype(g.dtype))),
+            second=jnp.mean(mean(reply.has_other_minimum.astype(g.dtype))),
             residual=jnp.max(reply.error),
         )
 
@@ -203,10 +204,10 @@ class LabelAverages(eqx.Module):
         by_score = jnp.einsum("npm,nqm->npq", reply.g, labelled.score)
         by_score = self.alpha * labelled.mean(by_score)
         channel = self.model.channel
-        if channel.outcomes is not None or not self.learner.sloped:
+        if channel.outcomes is not None or not self.learner.has_label_derivative:
             return by_score
         # the score divides by ρ^{1/2}: its average is all noise where ρ vanishes
-        slope = self.alpha * labelled.mean(reply.slope)
+        slope = self.alpha * labelled.mean(reply.label_derivative)
         # labels that jump with the fields have no slope, though their average has
         moves = channel.pathwise
         return slope if moves is True else jnp.where(moves, slope, by_score)
@@ -225,7 +226,7 @@ class LabelAverages(eqx.Module):
     def _remainder(self, x: Overlaps) -> Array:
         """ρ = S - Mᵀ Q^{-1} M (P*, P*): what the student's fields leave open of the teacher's."""
         half = inverse_root(x.overlap) @ x.teacher_overlap
-        return symmetric(self.truth.second_moment - half.T @ half)
+        return symmetric(self.teacher_law.second_moment - half.T @ half)
 
     def admissible(self, x: Overlaps) -> Array:
         """Q, V and ρ are positive definite, and all is finite."""
@@ -237,5 +238,5 @@ class LabelAverages(eqx.Module):
         rho = self._remainder(eqx.tree_at(lambda x: x.overlap, safe, definite))
         positive = (values[0] > 0.0) & (jnp.linalg.eigvalsh(symmetric(safe.covariance))[0] > 0.0)
         # M may reach the teacher exactly: rounding of ρ = 0
-        size = jnp.trace(self.truth.second_moment)
+        size = jnp.trace(self.teacher_law.second_moment)
         return finite & positive & (jnp.linalg.eigvalsh(rho)[0] > -1e-12 * size)

@@ -3,7 +3,7 @@ r"""State evolution of learners other than Bayes: their iteration, and the map o
 Equations here [Cui24; theory: empirical-risk, Eqs. (9) to (13), (20)], averages of
 inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 
-    Q, M, V, B ← learner.moments(Q̂, M̂, V̂, B̂)
+    Q, M, V, B ← learner.weight_averages(Q̂, M̂, V̂, B̂)
     train loss  E ℓ_y(prox),   test loss  E ℓ(link(ω), y),   error  E ‖link(ω) - link*(z*)‖²
     energy  E = α E ℓ_y(prox) + (λ/2) tr Q,   dE = ∂Φ at fixed order parameters
     stability: the spectral radius of  T(X) = α Σ_{mn} E[C ∂g_{mn} X ∂g_{mn}ᵀ C]
@@ -109,7 +109,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
         points, nets = averages.sizes(_POINTS, _NETS, 4)
         # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
-        jumps = jnp.asarray(student.kinked or student.jumps)
+        jumps = jnp.asarray(student.noisy_divergence or student.may_jump)
         problem = cls(
             model=teacher,
             learner=student,
@@ -125,8 +125,8 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
     def _initial(self, start: Start) -> Overlaps:
         """Validate the initial order parameters; NaN where traced ones are not admissible."""
-        truth = self.truth
-        S = truth.second_moment
+        teacher = self.teacher_law
+        S = teacher.second_moment
         P = self.learner.network.indices
         identity = jnp.eye(P, dtype=S.dtype)
         # value where None, and what a number multiplies
@@ -134,7 +134,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             "overlap": (1.0, jnp.trace(S) / len(S) * identity),
             "teacher_overlap": (0.8, _aligned(P, S)),
             "variance": (0.5, identity),
-            "direction_overlap": (0.0, jnp.ones((P, len(truth.gram)), S.dtype)),
+            "direction_overlap": (0.0, jnp.ones((P, len(teacher.direction_gram)), S.dtype)),
         }
         parts = {}
         for name, (default, unit) in defaults.items():
@@ -145,7 +145,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             parts[name] = value * unit if value.ndim == 0 else value
         x = Overlaps(*parts.values())
         B = x.direction_overlap
-        joint = jnp.block([[x.overlap, B], [B.T, truth.gram]])
+        joint = jnp.block([[x.overlap, B], [B.T, teacher.direction_gram]])
         # an eigenvalue of zero is negative by rounding
         fits = jnp.linalg.eigvalsh(joint)[0] >= -1e-9 * jnp.max(jnp.abs(joint))
         conditions = {
@@ -167,7 +167,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     def _next(self, answers: Answers) -> tuple[Overlaps, Overlaps]:
         """The next order parameters, and those of each rule by itself (R, ...), to first order."""
         average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
-        follow = lambda c: self.learner.moments(c, self.truth).overlaps
+        follow = lambda c: self.learner.weight_averages(c, self.teacher_law).overlaps
         value, push = jax.linearize(follow, average)
         off = jax.tree.map(lambda c, a: c - a, answers.conjugates, average)
         moved = jax.vmap(push)(off)
@@ -176,7 +176,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     def _potential(self, x: Overlaps, c: Conjugates, envelope: Array) -> Array:
         """Φ of a minimiser [theory: empirical-risk, Eq. (11)]: stationary at a fixed point, and
         there the energy."""
-        end = self.learner.moments(c, self.truth).overlaps
+        end = self.learner.weight_averages(c, self.teacher_law).overlaps
         # (λ + V̂)^{-1} (X + Q̂), as Q = V (X + Q̂) V
         square = jnp.linalg.solve(end.covariance, end.overlap)
         linear = jnp.sum(c.signal * x.teacher_overlap)
@@ -207,11 +207,11 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
     def units(self, x: Overlaps) -> Overlaps:
         """The size of each order parameter: M and B by Q and what they are overlaps with."""
-        truth = self.truth
+        teacher = self.teacher_law
         size = lambda matrix: jnp.trace(matrix) / max(len(matrix), 1)
         Q = size(x.overlap)
-        M = jnp.sqrt(Q * size(truth.second_moment))
-        B = jnp.sqrt(Q * size(truth.gram))
+        M = jnp.sqrt(Q * size(teacher.second_moment))
+        B = jnp.sqrt(Q * size(teacher.direction_gram))
         sizes = Overlaps(Q, M, size(x.covariance), B)
         return jax.tree.map(lambda a, s: jnp.broadcast_to(s, a.shape), x, sizes)
 
@@ -225,7 +225,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
         run = self.iterate(start, settings)
-        if not (self.learner.jumps and settings.newton):
+        if not (self.learner.may_jump and settings.newton):
             return self, run
         jumps = _differ(_answers(frozen(self), run.state.x), _SUSPECT)
         if concrete(jumps) and bool(jumps):
@@ -249,7 +249,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         columns = lax.map(lambda unit: ravel_pytree(push(build(unit))[0])[0], jnp.eye(flat.size))
         J = columns.T
         average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
-        squared = self.learner.moments(average, self.truth).squared
+        squared = self.learner.weight_averages(average, self.teacher_law).squared
         replicon = jnp.einsum("abcd,cdef->abef", squared, answers.squared)
         stability = fixed_point.perron_value(replicon)
 
@@ -283,7 +283,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     def _code(self, run: Run[Place], answers: Answers, stability: Array) -> Array:
         """UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed."""
         success = run.result == Result.SUCCESS
-        jumps = self.learner.jumps & _differ(answers, _SIGNIFICANT)
+        jumps = self.learner.may_jump & _differ(answers, _SIGNIFICANT)
         missed = answers.residual > self.learner.tolerance
         code = jnp.where(success & missed, Result.INACCURATE, run.result)
         return jnp.where(success & ((stability >= 1.0) | jumps), Result.UNSTABLE, code)

@@ -29,7 +29,7 @@ from jaxsmi.learners.base import (
     AbstractResponder,
     learner_of,
 )
-from jaxsmi.learners.matrix_erm import MatrixErm, believed, residual, student_of
+from jaxsmi.learners.matrix_erm import MatrixErm, residual, student_of, with_unit_noise
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.matrix import MatrixModel
 
@@ -46,7 +46,7 @@ def _index_task(model: AbstractModel, learner: AbstractIndexLearner) -> Task:
 def _matrix_task(model: AbstractModel, learner: MatrixErm) -> Task:
     """A learner of one matrix."""
     teacher = student_of(model)
-    responder = _MatrixResponder(believed(teacher), learner)
+    responder = _MatrixResponder(with_unit_noise(teacher), learner)
     return _risk_task(responder.student, responder, _MatrixRisk(teacher, responder), "state")
 
 

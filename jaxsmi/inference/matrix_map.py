@@ -46,7 +46,7 @@ from jaxsmi.inference.order_map import (
     OverlapMap,
     Settings,
 )
-from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, believed, student_of
+from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, student_of, with_unit_noise
 from jaxsmi.models.base import title
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import fixed_point, roots
@@ -237,7 +237,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         prior = self.model.prior
         e, V = jnp.exp(x)
         noise = jnp.maximum(1.0 / (self.alpha * _information(self.model, e)), _RESOLVED)
-        precision = self.alpha * _information(believed(self.model), V)
+        precision = self.alpha * _information(with_unit_noise(self.model), V)
         signed = prior.symmetric  # singular values are positive, eigenvalues have both signs
         shrinkage = self.learner.shrinkage(precision, prior.weight, signed)
         law, aspect = prior.law.spectrum(noise)
@@ -257,7 +257,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         response = mean(kept * (estimate.x - best)) / (estimate.noise * estimate.precision)
         Q = mean(kept**2)
         e, V = jnp.exp(x)
-        answer = lambda V: _information(believed(self.model), V)
+        answer = lambda V: _information(with_unit_noise(self.model), V)
         test = 0.5 * self._measurements**2 / _information(self.model, e)
         train = test * (answer(V) / answer(jnp.zeros_like(V))) ** 2
         penalty = 0.5 * self.learner.ridge * Q

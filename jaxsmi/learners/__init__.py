@@ -1,10 +1,10 @@
-"""Learners other than Bayes.
+"""Learners other than the Bayes-optimal one.
 
 base: the interfaces, and the responders of message passing. erm: the risk R(W) with a ridge.
 mismatched: the posterior mean of another model. losses: ready-made losses.
 The proximal point is in channels/proximal.py, state evolution in inference/learner_map.py
-[theory: empirical-risk, Eqs. (1) to (15)]. matrix_erm: the risk of one matrix, with a nuclear norm,
-whose theory is in inference/matrix_map.py [theory: empirical-risk, Eqs. (24) to (31)].
+[theory: empirical-risk, Eqs. (1) to (15)]. matrix_erm: the risk of one matrix, with a nuclear norm;
+its theory is in inference/matrix_map.py [theory: empirical-risk, Eqs. (24) to (31)].
 """
 
 from jaxsmi.learners import losses

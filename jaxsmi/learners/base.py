@@ -2,10 +2,10 @@ r"""The interface of a learner, as message passing and state evolution use it.
 
 A learner is a model of the data that may differ from the one that generated them: a student network
 with a loss (`Erm`), or the posterior of another model (`Mismatched`). It responds to a label at its
-fields ω ~ N(·, V), and a field of its weights, b = M̂ w* + B̂ u + Q̂^{1/2} ξ of precision V̂:
+fields ω ~ N(·, V), and to a field of its weights, b = M̂ w* + B̂ u + Q̂^{1/2} ξ of precision V̂:
 
     g, ∂g = respond(y, ω, V)          W, C = posterior(b, A)
-    Q = E f fᵀ,  M = E f w*ᵀ,  B = E f uᵀ,  V = E ∂_b f                moments(conjugates, truth)
+    Q = E f fᵀ,  M = E f w*ᵀ,  B = E f uᵀ,  V = E ∂_b f      weight_averages(conjugates, teacher)
 
 Here P and P* are the indices of student and teacher, M the tokens, K the fixed directions of the
 inputs. Source: [Cui24], [theory: empirical-risk, sections 2 and 3].
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
-from jaxsmi.channels.proximal import LabelOf, Reply
+from jaxsmi.channels.proximal import Law, ProximalOutput
 from jaxsmi.core import validate
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
@@ -50,19 +50,19 @@ class Conjugates(eqx.Module):
     direction: Array
 
 
-class Truth(eqx.Module):
+class TeacherLaw(eqx.Module):
     """The law of the teacher's weights: their `prior`, `second_moment` S = W* W*ᵀ/D (P*, P*),
-    `cross` R* = W* Uᵀ/D (P*, K) and `gram` G = U Uᵀ/D (K, K)."""
+    `teacher_direction_overlap` R* = W* Uᵀ/D (P*, K) and `direction_gram` G = U Uᵀ/D (K, K)."""
 
     prior: AbstractIidPrior
     second_moment: Array
-    cross: Array
-    gram: Array
+    teacher_direction_overlap: Array
+    direction_gram: Array
 
 
-class Moments(eqx.Module):
-    """Averages over the field of the weights: the next `overlaps`, and `squared` E[C ⊗ C]
-    (P, P, P, P), C = ∂_b f, as X ↦ E C X C."""
+class WeightAverages(eqx.Module):
+    """Averages over the field b of the weights: the next `overlaps`, and `squared` E[C ⊗ C]
+    (P, P, P, P), C = ∂_b f, the map X ↦ E C X C."""
 
     overlaps: Overlaps
     squared: Array
@@ -71,28 +71,29 @@ class Moments(eqx.Module):
 class AbstractResponder(eqx.Module):
     """The learner's side of message passing: responses to labels, and weights from their field."""
 
-    # the posterior of the model of the labels: Σ g gᵀ = -Σ ∂g, Q = M and V = S - Q on average
+    # True for the posterior of the model of the labels: Σ g gᵀ = -Σ ∂g, Q = M, V = S - Q on average
     bayes: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
     def tolerance(self) -> Array:
-        """The error of g that counts as accurate."""
+        """Error of g up to which it counts as accurate."""
 
     @abc.abstractmethod
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
-        """g and ∂g of a batch."""
+        """Return g and ∂g of a batch."""
 
     def statistic(self, labels: Array) -> Array:
-        """Statistic of the labels (N, ...) for `respond`, computed once per data set; the labels
-        themselves unless a learner says otherwise."""
+        """Compute from the labels (N, ...), once per data set, the function of them that `respond`
+        takes: by default the labels themselves."""
         return labels
 
     @abc.abstractmethod
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Weights (P, D) and C = ∂_b f (P, P) from their field b (P, D) of precision A (P, P)."""
+        """Return the weights (P, D) and C = ∂_b f (P, P) from their field b (P, D) of precision A
+        (P, P)."""
 
 
 class AbstractModelResponder(AbstractResponder):
@@ -124,7 +125,7 @@ class BayesResponder(AbstractModelResponder):
 
 
 class AbstractLearner(eqx.Module):
-    """A learner other than Bayes: `Erm`, `Mismatched`, or `MatrixErm`."""
+    """A learner other than the Bayes-optimal one: `Erm`, `Mismatched`, or `MatrixErm`."""
 
     @property
     def explicit(self) -> bool:
@@ -140,21 +141,21 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
 
     @property
     def network(self) -> IndexModel:
-        """The student, after `taught_by`."""
-        # a learner without a student takes the model of the labels for one (`taught_by`)
+        """The student, once the learner is bound to a model."""
+        # `bind` sets the student of a learner without one
         assert self.student is not None
         return self.student
 
     @abc.abstractmethod
-    def taught_by(self, model: IndexModel) -> AbstractIndexLearner:
-        """The same learner for labels of this model, which is also the student if none is set.
+    def bind(self, model: IndexModel) -> AbstractIndexLearner:
+        """Return the learner for labels of `model`; its student defaults to that model.
 
         Raises:
             ValueError: For a student whose tokens, or a loss whose labels, do not fit.
         """
 
     def check_labels(self, labels: Array) -> None:
-        """Raise a ValueError for labels (N, ...) outside of its support."""
+        """Raise a ValueError for labels (N, ...) that the learner gives probability zero."""
         del labels
 
     def losses(self, fields: Array, labels: Array) -> Array:
@@ -164,10 +165,10 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
 
     @property
     @abc.abstractmethod
-    def sloped(self) -> bool:
-        """Replies have the slope ∂g/∂z*."""
+    def has_label_derivative(self) -> bool:
+        """True if ∂g/∂z*, through the label, is known."""
 
-    # The next four are those of a posterior mean: smooth in ω, without a loss
+    # Defaults of a posterior mean: smooth in ω, without a loss
 
     @property
     def decay(self) -> Array:
@@ -175,13 +176,14 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         return jnp.asarray(jnp.nan)
 
     @property
-    def kinked(self) -> bool:
-        """g has kinks in ω: its divergence is noisy, and taken by parts."""
+    def noisy_divergence(self) -> bool:
+        """True if g has kinks in ω: V̂ then comes by partial integration, as the divergence of g
+        is noisy."""
         return False
 
     @property
-    def jumps(self) -> bool:
-        """g may jump in ω."""
+    def may_jump(self) -> bool:
+        """True if g may jump in ω."""
         return False
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
@@ -190,48 +192,50 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         return jnp.full(len(outputs), jnp.nan)
 
     @abc.abstractmethod
-    def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
-        """Responses to labels law(goal, noise) of a batch.
+    def respond_to_teacher(
+        self, law: Law, teacher_fields: Array, noise: Array, omega: Array, V: Array
+    ) -> ProximalOutput:
+        """Respond to labels law(z*, noise) of a batch: g, its derivatives in ω and, through the
+        label, in the teacher's fields z*.
 
         Args:
-            law: The label of the teacher's fields and its noise, one sample.
-            goal: z* (n, P*, M).
+            law: Label of one sample from the teacher's fields and the noise.
+            teacher_fields: z* (n, P*, M).
             noise: Second argument of `law`, (n, k).
             omega: ω (n, P, M).
             V: (P, P).
         """
 
     @abc.abstractmethod
-    def moments(self, conjugates: Conjugates, truth: Truth) -> Moments:
-        """The averages over b = M̂ w* + B̂ u + Q̂^{1/2} ξ (module docstring)."""
+    def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
+        """Average over b = M̂ w* + B̂ u + Q̂^{1/2} ξ (module docstring)."""
 
 
 def learner_of(learner: object, model: object) -> tuple[AbstractIndexLearner, IndexModel]:
-    """Validate the arguments `learner` and `model`: the learner of that model's labels, and the
+    """Validate the arguments `learner` and `model`; return the learner bound to the model, and the
     model."""
     allowed = "smi.Erm(..) or smi.Mismatched(..)"
     instance = validate.instance("learner", learner, AbstractIndexLearner, allowed)
     allowed = "an index model with this learner (for a matrix: smi.MatrixErm)"
     teacher = validate.instance("model", model, IndexModel, allowed)
     # what depends on the labels, convexity and the student, is settled once
-    return instance.taught_by(teacher), teacher
+    return instance.bind(teacher), teacher
 
 
-def linear_moments(C: Array, conjugates: Conjugates, truth: Truth) -> Moments:
-    """`AbstractLearner.moments` where f(b) = C b [theory: empirical-risk, Eq. (8)]: a ridge, or a
-    Gaussian prior. Only S of the teacher enters."""
-    S = truth.second_moment
-    R = truth.cross
+def linear_weight_averages(C: Array, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
+    """Compute `AbstractIndexLearner.weight_averages` for f(b) = C b, of a ridge or a Gaussian prior
+    [theory: empirical-risk, Eq. (8)]. Only second moments of the teacher enter."""
+    S, R, G = teacher.second_moment, teacher.teacher_direction_overlap, teacher.direction_gram
     # M̂ S M̂ᵀ and the like: averages over w* and u need second moments only
     signal = conjugates.signal
     direction = conjugates.direction
     mixed = signal @ R @ direction.T
     # E (M̂ w* + B̂ u)(M̂ w* + B̂ u)ᵀ
-    square = signal @ S @ signal.T + mixed + mixed.T + direction @ truth.gram @ direction.T
+    square = signal @ S @ signal.T + mixed + mixed.T + direction @ G @ direction.T
     overlaps = Overlaps(
         overlap=C @ (square + conjugates.noise) @ C,
         teacher_overlap=C @ (signal @ S + direction @ R.T),
         covariance=C,
-        direction_overlap=C @ (signal @ R + direction @ truth.gram),
+        direction_overlap=C @ (signal @ R + direction @ G),
     )
-    return Moments(overlaps, jnp.einsum("ac,bd->abcd", C, C))
+    return WeightAverages(overlaps, jnp.einsum("ac,bd->abcd", C, C))

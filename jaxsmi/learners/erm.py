@@ -22,7 +22,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels import proximal
 from jaxsmi.channels.base import Posterior
-from jaxsmi.channels.proximal import Reply
+from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, theory_dtype
 from jaxsmi.core.data import Dataset
@@ -31,24 +31,24 @@ from jaxsmi.learners import losses
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
     Conjugates,
-    LabelOf,
-    Moments,
-    Truth,
-    linear_moments,
+    Law,
+    TeacherLaw,
+    WeightAverages,
+    linear_weight_averages,
 )
 from jaxsmi.models.index import IndexModel
 
 Prox = Callable[[Array, Array, Array], Array]
 Starts = Callable[[Array, Array], Array]
 
-_BATCH = 4096  # samples whose proximal points are sought at a time
-_ACCURATE = 1e-6  # gradient that may remain at a proximal point, relative to g
-_PROBES = 64  # random fields and labels at which a loss is looked at
+_BLOCK_SIZE = 4096  # samples whose proximal points are sought at a time
+_TOLERANCE = 1e-6  # gradient that may remain at a proximal point, relative to g
+_PROBES = 64  # random fields and labels at which a loss is examined
 _RANDOM_STARTS = 4
 
 
 def _as_loss(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """A loss as a tree of the arrays that it closes over."""
+    """Turn a loss into a tree of the arrays that it closes over."""
     return as_module(validate.function("loss", loss, "a function of (prediction, label)"))
 
 
@@ -57,12 +57,12 @@ def _optional(name: str) -> Callable[[Any], Any]:
 
 
 def _as_ridge(ridge: ArrayLike) -> Array:
-    """λ >= 0, as an array."""
+    """Validate λ >= 0."""
     return validate.number("ridge", ridge, NON_NEGATIVE)
 
 
 class Erm(AbstractIndexLearner):
-    r"""Empirical risk minimisation with a ridge: what gradient descent with weight decay ends at.
+    r"""Empirical risk minimisation with a ridge: the limit of gradient descent with weight decay.
 
         R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²
 
@@ -71,19 +71,20 @@ class Erm(AbstractIndexLearner):
     gradient=smi.Gradient(loss=learner.loss, reduction="sum"), ..)` descends exactly R.
 
     Args:
-        student: A `MultiIndex`, `DeepAttention` or other model of indices, whose link the student
-            has; its channel and prior are not used. Default: the model that makes the labels.
+        student: A `MultiIndex`, `DeepAttention` or other model of indices, of which only the link
+            is used, not the channel or the prior. Default: the model that makes the labels.
         loss: ℓ(prediction, label), any JAX function to one number. Default ½ ‖ŷ - y‖².
         ridge: λ >= 0. Default 0.1.
         prox: prox(y, ω, V) -> z (P, M), the proximal point in closed form, for losses with kinks;
             `losses.hinge` of a linear student has its own.
-        starts: starts(y, ω) -> fields (K, P, M) where the search for the proximal point begins.
-            Default: ω, -ω and four random ones; of a convex loss ω alone.
-        convex: Whether ℓ(link(z), y) is convex in the fields z. Default None: it is looked at.
+        starts: starts(y, ω) -> fields (K, P, M) at which the search for the proximal point begins.
+            Default: ω, -ω and four random ones; for a convex loss ω alone.
+        convex: Whether ℓ(link(z), y) is convex in the fields z. Default None: examined at random
+            fields.
 
     Raises:
-        ValueError: For a ridge that is negative or no number, or what is no function. A loss that
-            does not fit its labels is refused where the labels are known.
+        ValueError: For a ridge that is negative or no number, or a loss, prox or starts that is no
+            function. A loss that does not fit the labels is refused once the labels are known.
 
     Example:
         >>> import jaxsmi as smi
@@ -109,8 +110,8 @@ class Erm(AbstractIndexLearner):
 
     @property
     def tolerance(self) -> Array:
-        """Of the gradient at the proximal point."""
-        return jnp.asarray(_ACCURATE)
+        """Gradient, relative to g, that may remain at a proximal point."""
+        return jnp.asarray(_TOLERANCE)
 
     @property
     def decay(self) -> Array:
@@ -118,22 +119,22 @@ class Erm(AbstractIndexLearner):
         return self.ridge
 
     @property
-    def sloped(self) -> bool:
-        """Always: through the proximal point."""
+    def has_label_derivative(self) -> bool:
+        """True: g has a derivative through the proximal point."""
         return True
 
     @property
-    def kinked(self) -> bool:
-        """Where the proximal point is given by a formula."""
+    def noisy_divergence(self) -> bool:
+        """True if the proximal point is given by a formula, as for losses with kinks."""
         return self.prox is not None
 
     @property
-    def jumps(self) -> bool:
-        """Where the loss is not convex."""
+    def may_jump(self) -> bool:
+        """True if the loss is not convex in the fields."""
         return not self.convex and self.prox is None
 
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
-        r"""R(W)/D on a data set: the number that descent, message passing and theory share.
+        r"""Return R(W)/D on a data set: the number that descent, message passing and theory share.
 
         Args:
             weights: (P, D).
@@ -155,10 +156,11 @@ class Erm(AbstractIndexLearner):
         total = jnp.sum(jax.vmap(self.loss)(outputs, data.labels))
         return (total + 0.5 * self.ridge * jnp.sum(W**2)) / data.dimension
 
-    # Whose labels they are
+    # Binding to a model
 
-    def taught_by(self, model: IndexModel) -> Erm:
-        """The same learner for labels of a model, looked at once; see `AbstractIndexLearner`."""
+    def bind(self, model: IndexModel) -> Erm:
+        """Return the learner for labels of `model`, with its loss examined; see
+        `AbstractIndexLearner`."""
         student = model if self.student is None else self.student
         allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
         check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
@@ -167,10 +169,10 @@ class Erm(AbstractIndexLearner):
         hinge = bool(eqx.tree_equal(self.loss, as_module(losses.hinge)))
         if self.prox is None and hinge and _is_identity(student):
             learner = dataclasses.replace(learner, prox=proximal.hinge_point)
-        # a traced loss cannot be looked at: it counts as not convex unless the user says so
+        # a traced loss cannot be examined: it counts as not convex unless the user says so
         if concrete((self.loss, student, model)):  # a ridge may be traced
             with jax.ensure_compile_time_eval():
-                convex = _look(learner, model)
+                convex = _examine_loss(learner, model)
             known = convex if self.convex is None else self.convex
             learner = dataclasses.replace(learner, convex=known)
         return learner
@@ -182,7 +184,7 @@ class Erm(AbstractIndexLearner):
         return self.loss(self.network.link(fields), label)
 
     def _starts(self, label: Array, omega: Array, V: Array) -> Array:
-        """Where the search for the proximal point begins, (K, P, M)."""
+        """Initial fields (K, P, M) of the search for the proximal point."""
         if self.starts is not None:
             return jnp.concatenate([omega[None], self.starts(label, omega)])
         if self.convex:
@@ -191,8 +193,10 @@ class Erm(AbstractIndexLearner):
         spread = jnp.einsum("pq,kqm->kpm", jnp.linalg.cholesky(V), jnp.asarray(normal, V.dtype))
         return jnp.concatenate([omega[None], -omega[None], omega + spread])
 
-    def reply(self, law: LabelOf, goal: Array, noise: Array, omega: Array, V: Array) -> Reply:
-        """The proximal points of a batch; memory bounded by blocks of 4096 samples."""
+    def respond_to_teacher(
+        self, law: Law, teacher_fields: Array, noise: Array, omega: Array, V: Array
+    ) -> ProximalOutput:
+        """Find the proximal points of a batch, in blocks of 4096 samples to bound the memory."""
         loss = self.sample_loss
         if self.prox is not None:
             formula = self.prox
@@ -202,7 +206,7 @@ class Erm(AbstractIndexLearner):
             block = lambda z, y, w: proximal.points_by_descent(
                 loss, law, z, y, w, V, begin(z, y, w)
             )
-        return _in_blocks(block, (goal, noise, omega))
+        return _in_blocks(block, (teacher_fields, noise, omega))
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
         """ℓ(ŷ, y) of each sample."""
@@ -211,18 +215,18 @@ class Erm(AbstractIndexLearner):
     def respond(
         self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
     ) -> Posterior:
-        """g, ∂g and -𝓜 in the place of the log-partition."""
+        """Return g and ∂g, with -𝓜 in place of the log-partition."""
         nothing = jnp.zeros((len(omega), 1, 1), omega.dtype)  # no teacher: labels are given
-        p = self.reply(lambda _, y: y, nothing, statistic, omega, V)
-        size = 1.0 + jnp.max(jnp.abs(p.g), axis=(1, 2))
+        p = self.respond_to_teacher(lambda _, y: y, nothing, statistic, omega, V)
         # relative to g: absolute errors of large losses would never count as accurate
-        error = p.error / size
+        error = p.error / (1.0 + jnp.max(jnp.abs(p.g), axis=(1, 2)))
         return Posterior(-p.envelope, p.g, p.dg, jnp.full_like(error, jnp.inf), error, error)
 
     # The ridge
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """W = (λ + A)^{-1} b and C = (λ + A)^{-1}; NaN where λ + A is not positive definite."""
+        """Return W = (λ + A)^{-1} b and C = (λ + A)^{-1}; NaN where λ + A is not positive
+        definite."""
         C = self._inverse(A)
         return C @ b, C
 
@@ -234,16 +238,16 @@ class Erm(AbstractIndexLearner):
         half = jax.scipy.linalg.solve_triangular(root, identity, lower=True)
         return half.T @ half
 
-    def moments(self, conjugates: Conjugates, truth: Truth) -> Moments:
-        """Closed forms: only S of the teacher's weights enters."""
-        return linear_moments(self._inverse(conjugates.precision), conjugates, truth)
+    def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
+        """Average in closed form: only second moments of the teacher enter."""
+        return linear_weight_averages(self._inverse(conjugates.precision), conjugates, teacher)
 
 
-def _in_blocks(block: Callable[..., Reply], samples: tuple[Array, ...]) -> Reply:
-    """`block` of all samples, in blocks of equal size: the last samples are repeated, as a rest
-    would be compiled as another program."""
+def _in_blocks(block: Callable[..., ProximalOutput], samples: tuple[Array, ...]) -> ProximalOutput:
+    """Apply `block` to all samples, in blocks of equal size: the last sample is repeated to fill
+    the last block, which would otherwise be compiled as another program."""
     count = len(samples[0])
-    blocks = -(-count // _BATCH)
+    blocks = -(-count // _BLOCK_SIZE)
     if blocks == 1:
         return block(*samples)
     size = -(-count // blocks)
@@ -262,7 +266,7 @@ def _probes(shape: tuple[int, ...], seed: int) -> Array:
 
 
 def _is_identity(student: IndexModel) -> bool:
-    """Whether ŷ = z of one index and one token."""
+    """Return True if ŷ = z, of one index and one token."""
     # its proximal point is a formula for one field only
     if (student.indices, student.tokens) != (1, 1):
         return False
@@ -270,11 +274,12 @@ def _is_identity(student: IndexModel) -> bool:
     return bool(jnp.all(jax.vmap(student.link)(fields).ravel() == fields.ravel()))
 
 
-def _look(learner: Erm, model: IndexModel) -> bool:
-    """Whether the loss is convex in the fields, by looking at random ones.
+def _examine_loss(learner: Erm, model: IndexModel) -> bool:
+    """Check that the loss is a finite, twice differentiable scalar; return whether it is convex at
+    random fields.
 
     Raises:
-        ValueError: Where the loss is no finite number, does not depend on the fields, or has no
+        ValueError: For a loss that is no finite number, does not depend on the fields, or has no
             second derivative.
     """
     student = learner.network
@@ -292,7 +297,7 @@ def _look(learner: Erm, model: IndexModel) -> bool:
     gradients = jax.vmap(jax.grad(loss, argnums=1))(labels, fields)
     allowed = "a loss that changes with the fields (signs need a student as smi.links.linear())"
     check(jnp.any(gradients != 0.0), "loss", "one whose gradient is zero everywhere", allowed)
-    # the user vouches for a proximal point, and kinks have no second derivative to look at
+    # the user vouches for a proximal point, and kinks have no second derivative to examine
     if learner.prox is not None:
         return True
     curvature = jax.vmap(jax.hessian(loss, argnums=1))(labels, fields)

@@ -22,7 +22,7 @@ __all__ = ["hinge", "logistic", "squared"]
 
 
 def squared(prediction: ArrayLike, label: ArrayLike) -> Array:
-    """½ ‖ŷ - y‖². (The default of `smi.train` is without the ½.)
+    """Return ½ ‖ŷ - y‖². (The default of `smi.train` is without the ½.)
 
     Args:
         prediction: ŷ of one sample, any shape.
@@ -44,7 +44,7 @@ def squared(prediction: ArrayLike, label: ArrayLike) -> Array:
 
 
 def logistic(prediction: ArrayLike, label: ArrayLike) -> Array:
-    """Σ log(1 + exp(-y ŷ)), labels ±1.
+    """Return Σ log(1 + exp(-y ŷ)), labels ±1.
 
     Args:
         prediction: ŷ of one sample, a real number (of a student such as `smi.links.linear()`).
@@ -66,7 +66,7 @@ def logistic(prediction: ArrayLike, label: ArrayLike) -> Array:
 
 
 def hinge(prediction: ArrayLike, label: ArrayLike) -> Array:
-    """Σ max(0, 1 - y ŷ), labels ±1. It has a kink: its proximal point is a formula.
+    """Return Σ max(0, 1 - y ŷ), labels ±1. It has a kink: its proximal point is a formula.
 
     Args:
         prediction: ŷ of one sample, a real number (of a student such as `smi.links.linear()`).

@@ -6,10 +6,10 @@ attention-indexed models √d S), u = (d L)^{1/4}, so that singular values over 
     R(S) = Σ_μ ½ ‖y_μ - X_μ[S]‖² + (λ/2) ‖S‖² + τ u ‖S‖_*
     field    argmin_S  w A ‖R - S‖² + (λ/2) ‖S‖² + τ u ‖S‖_*:  of every singular value s u of R
              f(s) = (2 w A s - τ)_+/(2 w A + λ),   w = 1/4 of a symmetric matrix, 1/2 of another
-    factors  S = Uᵀ V/√r with weight decay κ of U (r, L) and V (r, d):  τ = κ √ρ/β^{1/4}
+    factors  S = Bᵀ C/√r with weight decay κ of B (r, L) and C (r, d):  τ = κ √ρ/β^{1/4}
              S = Wᵀ W/√r with weight decay κ of W (r, d):  τ = κ √ρ/2, and S ⪰ 0
 
-as the least ½ (‖U‖² + ‖V‖²) of factors of one matrix is its nuclear norm, if r reaches its rank.
+as the least ½ (‖B‖² + ‖C‖²) of factors of one matrix is its nuclear norm, if r reaches its rank.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics.linear_algebra import symmetric
 
 _MATRIX = "a model of one matrix with a linear output, such as smi.Bilinear()"
-_TIE = 1e-7  # of the largest: singular values that are taken for equal
+_TIE = 1e-7  # relative difference up to which singular values count as equal
 
 
 class Shrinkage(eqx.Module):
-    """What a penalty makes of singular values, or eigenvalues, s (over u): f(s), module docstring.
+    """Shrinkage s ↦ f(s) of singular values, or eigenvalues, over u (module docstring).
 
     `scale` 2wA, `ridge` λ, `nuclear` τ; `positive`: whether negative eigenvalues are cut.
     """
@@ -44,35 +44,35 @@ class Shrinkage(eqx.Module):
 
     @property
     def threshold(self) -> Array:
-        """Up to which f is zero."""
+        """Largest s with f(s) = 0."""
         return self.nuclear / self.scale
 
     @property
     def slope(self) -> Array:
-        """f' beyond the threshold."""
+        """Slope f' above the threshold."""
         return self.scale / (self.scale + self.ridge)
 
     def __call__(self, s: Array) -> Array:
-        """f(s)."""
+        """Return f(s)."""
         above = self.slope * jnp.maximum(s - self.threshold, 0.0)
         if self.positive:
             return above
         return above - self.slope * jnp.maximum(-s - self.threshold, 0.0)
 
     def derivative(self, s: Array) -> Array:
-        """f'(s)."""
+        """Return f'(s)."""
         size = s if self.positive else jnp.abs(s)
         return jnp.where(size > self.threshold, self.slope, 0.0)
 
     def quotient(self, x: Array, y: Array) -> Array:
-        """(f(x) - f(y))/(x - y), and f' where they are equal."""
+        """Return (f(x) - f(y))/(x - y), and f' at equal arguments."""
         gap = x - y
         # a difference quotient of close values would be rounding over rounding
         tie = jnp.abs(gap) <= _TIE * (jnp.abs(x) + jnp.abs(y))
         return jnp.where(tie, self.derivative(x), (self(x) - self(y)) / jnp.where(tie, 1.0, gap))
 
     def matrix(self, R: Array) -> tuple[Array, Array]:
-        """f of a matrix R (L, d), symmetric where f is of eigenvalues, and the mean of ∂f/∂R."""
+        """Return f of the singular values of a matrix R (L, d), and the mean of ∂f/∂R."""
         L, d = R.shape
         rows, values, columns = jnp.linalg.svd(R, full_matrices=False)
         kept = self(values)
@@ -91,7 +91,7 @@ class Shrinkage(eqx.Module):
         return (rows * kept) @ columns, total / (L * d)
 
     def symmetric_matrix(self, R: Array) -> tuple[Array, Array]:
-        """f of the eigenvalues of a symmetric matrix R (d, d), and the mean of ∂f/∂R."""
+        """Return f of the eigenvalues of a symmetric matrix R (d, d), and the mean of ∂f/∂R."""
         values, vectors = jnp.linalg.eigh(symmetric(R))
         mean = jnp.mean(self.quotient(values[:, None], values[None, :]))
         return (vectors * self(values)) @ vectors.T, mean
@@ -104,16 +104,15 @@ class MatrixErm(AbstractLearner):
 
     X_μ[S] is the noiseless label, ‖S‖ the Frobenius norm and ‖S‖_* the sum of the singular values,
     of S (L, d) with entries of order one; then λ and τ are of order one, too. For `smi.Bilinear`
-    and `smi.AttentionIndexed(.., output="linear")`. The nuclear norm is what weight decay of
-    factors is: `of_weight_decay` says which τ. A tiny τ gives the interpolating matrix of least
-    nuclear norm where there are several.
+    and `smi.AttentionIndexed(.., output="linear")`. Weight decay of factors is a nuclear norm of
+    their product: `of_weight_decay` returns its τ. A tiny τ gives the interpolating matrix of least
+    nuclear norm if there are several.
 
     Args:
         ridge: λ >= 0, one of the two > 0. Default 0.
         nuclear: τ >= 0. Default 0.
         positive: Whether a symmetric S is positive semi-definite, as that of factors W Wᵀ is, with
-            a ridge alone too; False for ridge regression (of other matrices it has no sense and is
-            not looked at). Default True.
+            a ridge alone too; False for ridge regression. Ignored for other matrices. Default True.
 
     Raises:
         ValueError: For numbers out of range, or with neither penalty.
@@ -149,13 +148,13 @@ class MatrixErm(AbstractLearner):
 
     @property
     def explicit(self) -> bool:
-        """State evolution has explicit averages."""
+        """True: averages over spectra are closed forms."""
         return True
 
     @classmethod
     def of_weight_decay(cls, student: MatrixModel, decay: ArrayLike) -> MatrixErm:
-        """What a student with factors of that width minimises under weight decay (κ/2) ‖factors‖²,
-        if its width reaches the rank of the minimum.
+        """Return the risk that a student with factors minimises under weight decay
+        (κ/2) ‖factors‖², if its width reaches the rank of the minimum.
 
         `smi.train(student, data, optax.chain(optax.add_decayed_weights(κ), optax.sgd(rate)),
         gradient=smi.Gradient(loss=smi.losses.squared, reduction="sum"), ..)` descends it.
@@ -178,13 +177,13 @@ class MatrixErm(AbstractLearner):
         return cls(nuclear=decay * student.prior.law.decay_scale)
 
     def shrinkage(self, precision: Array, prior_weight: float, signed: bool) -> Shrinkage:
-        """f at a precision A: of eigenvalues (`signed`), or of singular values."""
+        """Return f at a precision A: of eigenvalues (`signed`), or of singular values."""
         # 2w = 1/2 of a symmetric matrix: each entry off the diagonal is counted twice
         scale = 2.0 * prior_weight * precision
         return Shrinkage(scale, self.ridge, self.nuclear, self.positive and signed)
 
     def penalty(self, signal: Array) -> Array:
-        """(λ/2) ‖S‖² + τ u ‖S‖_* of a signal S (1, L, d), over its entries."""
+        """Return (λ/2) ‖S‖² + τ u ‖S‖_* of a signal S (1, L, d), over the number of entries."""
         _, L, d = signal.shape
         # singular values of entries O(1) grow with the sides: over u they are O(1)
         unit = float(L * d) ** 0.25
@@ -192,7 +191,7 @@ class MatrixErm(AbstractLearner):
         return (0.5 * self.ridge * jnp.sum(signal**2) + self.nuclear * unit * norm) / (L * d)
 
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
-        r"""R(S) over the entries of S, on a data set that knows its model.
+        r"""Return R(S) over the number of entries of S, on a data set that knows its model.
 
         Args:
             weights: S (L, d), the `weights` of a solution of `gamp` or `train`.
@@ -203,7 +202,7 @@ class MatrixErm(AbstractLearner):
 
         Raises:
             ValueError: For data of another model, or of none, or an S of another shape. Whether S
-                is positive semi-definite is not looked at.
+                is positive semi-definite is not checked.
         """
         validate.instance("data", data, Dataset, "a smi.Dataset")
         model = student_of(data.model, "data.model")
@@ -215,23 +214,24 @@ class MatrixErm(AbstractLearner):
         return loss / model.design.operator(data.inputs).entries + self.penalty(signal)
 
 
-def believed(model: MatrixModel) -> MatrixModel:
-    """The same with label noise of variance one: what a loss ½ ‖ŷ - y‖² believes in."""
+def with_unit_noise(model: MatrixModel) -> MatrixModel:
+    """Return the model with label noise of variance one: of a linear output, -log p(y|ŷ) is then
+    the loss ½ ‖ŷ - y‖², up to a constant."""
     return eqx.tree_at(lambda m: m.readout.noise, model, replace_fn=jnp.ones_like)
 
 
 def residual(model: MatrixModel, signal: Array, data: Dataset) -> Array:
-    """y_μ - X_μ[S] of a signal (1, L, d), in the shape of its fields."""
+    """Return y_μ - X_μ[S] of a signal (1, L, d), in the shape of its fields."""
     fields = model.design.operator(data.inputs).forward(signal)
     return model.readout.statistic(data.labels).reshape(fields.shape) - fields
 
 
 def student_of(model: object, name: str = "model") -> MatrixModel:
-    """The argument `model` of a learner of matrices.
+    """Validate the argument `model` of a learner of matrices.
 
     Raises:
-        ValueError: For a model of indices, or one whose labels are not linear in S: there no theory
-            of other learners than Bayes is known.
+        ValueError: For a model of indices, or labels that are not linear in S, for which no theory
+            but that of Bayes is known.
     """
     known = validate.instance(name, model, MatrixModel, _MATRIX)
     allowed = f"{_MATRIX} (of others no theory is known but that of Bayes)"

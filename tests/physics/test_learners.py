@@ -238,7 +238,7 @@ def test_the_envelope_is_stationary(case):
     """∂_Q αE𝓜 = ½V̂, ∂_M αE𝓜 = -M̂, ∂_V αE𝓜 = -½Q̂, ∂_B αE𝓜 = -B̂: at any order parameters."""
     teacher, learner, alpha, points, x, accuracy = ENVELOPES[case]
     settings = {"alpha": jnp.asarray(alpha), "key": KEY, "points": points, "nets": 2}
-    problem = LabelAverages(model=teacher, learner=learner.taught_by(teacher), **settings)
+    problem = LabelAverages(model=teacher, learner=learner.bind(teacher), **settings)
     slope = jax.jit(jax.grad(lambda x: alpha * jnp.mean(problem.answers(x).envelope)))(x)
     conjugates = jax.jit(lambda x: problem.answers(x).conjugates)(x)
     hats = jax.tree.map(lambda c: jnp.mean(c, 0), conjugates)
@@ -330,14 +330,16 @@ def test_message_passing_ends_at_a_minimum(model, learner, dimension, start):
 
 def first_step_of_attention(count=2**20):
     """Q after one step at α = 2, λ = 0.1 from Q = V = 1, M = 0.8, by plain draws."""
-    learner = smi.Erm(ridge=0.1, convex=True).taught_by(ATTENTION)  # from ω alone
+    learner = smi.Erm(ridge=0.1, convex=True).bind(ATTENTION)  # from ω alone
     draw = np.random.default_rng(0).standard_normal
     omega = jnp.asarray(draw((count, 1, 2)))
     goal = 0.8 * omega + 0.6 * jnp.asarray(draw((count, 1, 2)))
     law = lambda z, _: ATTENTION.link(z)
-    answer = jax.jit(lambda z, w: learner.reply(law, z, jnp.zeros((count, 0)), w, jnp.eye(1)))
+    answer = jax.jit(
+        lambda z, w: learner.respond_to_teacher(law, z, jnp.zeros((count, 0)), w, jnp.eye(1))
+    )
     reply = answer(goal, omega)
-    signal = 2.0 * jnp.mean(reply.slope)
+    signal = 2.0 * jnp.mean(reply.label_derivative)
     noise = 2.0 * jnp.mean(jnp.sum(reply.g**2, axis=(1, 2)))
     precision = 0.8 * signal - 2.0 * jnp.mean(jnp.sum(reply.g * omega, axis=(1, 2)))
     return float((signal**2 + noise) / (0.1 + precision) ** 2)
