@@ -676,7 +676,7 @@ class Dataset(eqx.Module):
         check(self.whitening is None, "data", "whitened inputs", "inputs that are not whitened yet")
         allowed = "inputs without fixed directions"
         check(self.directions is None, "data", "inputs with directions", allowed)
-        rows = self.model is None or self.model.design.rows
+        rows = self.model is None or self.model.design.has_rows
         check(rows, "data", "the teacher of a matrix model", "a teacher of rows W (P, D)")
         whitening = whitening_of(inputs, covariance, tokens)
         # fields W x/√D stay the same numbers, so that the labels do

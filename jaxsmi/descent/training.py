@@ -148,7 +148,7 @@ def _codes(descent: Descent, end: Run[Runs], cosines: Array) -> Array:
     overshoot = (norm(end.state.state.weights) > _DIVERGED * usual) & (code != Result.NONFINITE)
     code = jnp.where(overshoot, int(Result.DIVERGED), code)
     # the mean that all random matrices share has a cosine: they have no such chance level
-    if not descent.model.design.rows:
+    if not descent.model.design.has_rows:
         return code
     # √(D-1) cos/√(1 - cos²) of two random directions follows Student's law, which for large D is
     # that of √D cos

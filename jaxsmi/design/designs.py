@@ -324,13 +324,13 @@ class MessagePassing(NamedTuple):
 class AbstractDesign(eqx.Module):
     """Shapes and sizes of the data of a model, and its inputs.
 
-    α = N/`entries`. Class attributes: `rows`, the signal is rows W (P, D) seen through W x/√D;
+    α = N/`entries`. Class attributes: `has_rows`, the signal is rows W (P, D) seen through W x/√D;
     `least_dimension` of data.
     """
 
     message_passing: MessagePassing
     # not annotated: they are no fields, and need no place in constructors
-    rows = False
+    has_rows = False
     least_dimension = 1
 
     @property
@@ -503,7 +503,7 @@ class IndexDesign(AbstractDesign):
     indices: int = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
     inputs: Tokens | None = None
-    rows = True
+    has_rows = True
     # the control variate first; undamped, so that a run follows state evolution
     message_passing: ClassVar[MessagePassing] = MessagePassing(
         ("controlled", "outer", "divergence", "state"), (0.0,), True

@@ -243,7 +243,7 @@ def noiseless_limit(
     steps = ladder("noises", noises)
     key = validate.key("key", key)
     start = as_start(start)
-    check(model.design.rows, "noises", f"some for {title(model)}", "None for this model")
+    check(model.design.has_rows, "noises", f"some for {title(model)}", "None for this model")
     solutions: list[Solution] = []
     nets: list[Array] = []
     for channel in model.channel.noisy(steps):

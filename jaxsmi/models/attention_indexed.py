@@ -159,7 +159,8 @@ class AttentionIndexed(MatrixModel):
 
     @property
     def channel(self) -> AbstractChannel:
-        """That of the scores of one layer; of hardmax that of two tokens."""
+        """Channel of the scores of one layer (for hardmax, of two tokens); others refuse
+        inference."""
         if self.layers == 1 and (self.output != "hardmax" or self.tokens == 2):
             return self.readout
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
@@ -178,8 +179,8 @@ class AttentionIndexed(MatrixModel):
         return np.pi * self.prior.norm * self.prior.law.degrees_of_freedom**2 / scale
 
     def link(self, fields: Array) -> Array:
-        """The noiseless label (T, T) of one sample from its scores (T, T) or (L, T, T), or as field
-        vectors (L, T²)."""
+        """Return the noiseless label (T, T) of one sample from its scores (T, T) or (L, T, T), or
+        from field vectors (L, T²)."""
         h = fields.reshape(self.layers, self.tokens, self.tokens)
         B = jnp.eye(self.tokens, dtype=h.dtype)
         for inner in h[:-1]:
@@ -187,7 +188,7 @@ class AttentionIndexed(MatrixModel):
         return self.readout.link(B @ h[-1] @ B.T)
 
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
-        """Of one layer: linear scores, and two tokens."""
+        """Return the error of one layer with linear scores or two tokens; None for others."""
         if self.layers > 1 or not self.readout.explicit:
             return None
         T = self.tokens
@@ -202,7 +203,7 @@ class AttentionIndexed(MatrixModel):
 
 
 def _scores(output: str, tokens: int, beta: Array, noise: Array) -> AbstractScores:
-    """The channel of an output that has a name."""
+    """Return the channel of a named output."""
     if output == "linear":
         return LinearScores(tokens, noise=noise)
     return HardmaxScores(tokens) if output == "hardmax" else SoftmaxScores(tokens, beta=beta)

@@ -143,12 +143,13 @@ class Bilinear(MatrixModel):
         return self.prior.law.aspect_ratio
 
     def link(self, fields: Array) -> Array:
-        """The noiseless label φ(z) of a field."""
+        """Return the noiseless label φ(z) of a field."""
         label = self.readout.link(fields.reshape(1, 1))
         return label.reshape(()) if self.readout.explicit else label
 
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
-        """V, of a symmetric matrix 2V, for either predictor of the linear output: E[y|ω] = ω."""
+        """Return V, or 2V for a symmetric matrix, the error of both predictors of the linear
+        output: E[y|ω] = ω."""
         del bayes
         if not self.readout.explicit:
             return None
@@ -163,7 +164,7 @@ class Bilinear(MatrixModel):
         return jnp.where(jnp.isinf(self.aspect_ratio), 0.0, super().small_width_threshold)
 
     def small_width_error(self, scaled: ArrayLike) -> Array:
-        """V at ᾱ as ρ -> 0, elementwise; at β = ∞ that of a Gaussian S at α = ᾱ."""
+        """Compute V at ᾱ as ρ -> 0, elementwise; at β = ∞ the V of a Gaussian S at α = ᾱ."""
         error = super().small_width_error(scaled)
         wide = gaussian_error(jnp.asarray(scaled, theory_dtype()), self.noise)
         return jnp.where(jnp.isinf(self.aspect_ratio), wide, error)
@@ -172,8 +173,8 @@ class Bilinear(MatrixModel):
 def _output(
     output: Any, noise: ArrayLike, labels: Mapping[str, Any]
 ) -> tuple[str, MultiIndex | None]:
-    """The name of an output, and a model of one index with its channel and symmetry; None: it is
-    linear."""
+    """Return the name of an output, and a model of one index with its channel and symmetry, or None
+    if it is linear."""
     # a model of links is no function: what is callable is a link of the field
     if output is None or callable(output):
         model = output_model(output, noise, labels)

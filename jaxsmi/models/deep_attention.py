@@ -112,9 +112,9 @@ class DeepAttention(IndexModel):
         tokens = validate.count("tokens", tokens, at_least=2)
         max_nodes = validate.count("max_nodes", max_nodes)
         validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
-        widths = _each("ranks", ranks, depth, validate.count)
-        many = _each("heads", heads, depth, validate.count)
-        ties = _each("tied", tied, depth, validate.flag)
+        widths = _per_layer("ranks", ranks, depth, validate.count)
+        many = _per_layer("heads", heads, depth, validate.count)
+        ties = _per_layer("tied", tied, depth, validate.flag)
         self.layers = tuple(Layer(*each) for each in zip(widths, many, ties, strict=True))
         self.activation = validate.choice("activation", activation, ACTIVATIONS)
         self.beta = validate.number("beta", beta, POSITIVE)
@@ -140,9 +140,10 @@ class DeepAttention(IndexModel):
         self.channel = self._channel(tokens, is_zero(noise), tolerance, max_nodes)
 
     def _channel(
-        self, tokens: int, silent: bool, tolerance: float | None, max_nodes: int
+        self, tokens: int, noiseless: bool, tolerance: float | None, max_nodes: int
     ) -> AbstractChannel:
-        """The exact channel where there is one; with noise the numerical one; else a refusal."""
+        """Return the exact channel if there is one; with noise the numerical one; else one that
+        refuses inference."""
         indices = sum(layer.indices for layer in self.layers)
         last = self.layers[-1]
         link = jax.tree_util.Partial(_link, self.layers, self.activation, self.skip, self.beta)
@@ -151,13 +152,13 @@ class DeepAttention(IndexModel):
             remedy = "a softmax student, trained on data of this model"
             return refuse(name="hardmax attention", remedy=remedy)
         # without noise the label fixes the last layer: the integral is over the others
-        inner = (indices - last.indices if silent else indices) * tokens
-        paired = silent and PairedAttentionChannel.fits(tokens, self.layers)
+        inner = (indices - last.indices if noiseless else indices) * tokens
+        paired = noiseless and PairedAttentionChannel.fits(tokens, self.layers)
         # the grid of paired tokens reaches only this within its nodes
         default = PairedAttentionChannel.wanted if paired else default_tolerance(inner)
         budget = Budget(default if tolerance is None else tolerance, max_nodes)
         # with noise no layer is fixed by the label: one integral over all fields
-        if not silent:
+        if not noiseless:
             return IntegratedChannel(indices, tokens, budget, link, self.noise)
         error = default_tolerance(indices * tokens) if tolerance is None else tolerance
         if not last.invertible:
@@ -189,7 +190,7 @@ class DeepAttention(IndexModel):
 
     @property
     def index_names(self) -> tuple[str, ...]:
-        """What each row of W is: "layer 1", "layer 2, head 1, key", .. ."""
+        """Names of the rows of W: "layer 1", "layer 2, head 1, key", .. ."""
         names = []
         for number, layer in enumerate(self.layers, 1):
             # a layer with one head, of rank one or tied has no word for it
@@ -201,10 +202,10 @@ class DeepAttention(IndexModel):
         return tuple(names)
 
 
-def _each(
+def _per_layer(
     name: str, value: Any, depth: int, converter: Callable[[str, Any], _Setting]
 ) -> tuple[_Setting, ...]:
-    """A setting of each layer, from one for all or one a layer."""
+    """Return a setting for each layer, from one for all or one a layer."""
     if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
         return (converter(name, value),) * depth
     entries = validate.sequence(name, value, f"one, or {depth} of them", converter)
@@ -213,7 +214,7 @@ def _each(
 
 
 def _symmetry(layer: Layer, start: int) -> AbstractSymmetry:
-    """What can be done to the rows of a layer, from row `start`, without changing any label."""
+    """Return the group that acts on the rows of a layer, from row `start`, and changes no label."""
     sign = lambda rows: SignedOrder(rows, "sign")
     tied = sign if layer.rank == 1 else Rotation
     kind = tied if layer.tied else QueryAndKey

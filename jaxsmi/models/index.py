@@ -96,7 +96,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
 
     @property
     def recovery(self) -> Array:
-        """P/k of noiseless labels that fix k combinations of the fields, under a prior with a
+        """P/k, for noiseless labels that fix k combinations of the fields, under a prior with a
         density."""
         fixed = self.channel.constraints
         allowed = (
@@ -109,8 +109,8 @@ class IndexModel(AbstractModel, AbstractTeacher):
         return jnp.asarray(self.indices / (fixed or jnp.nan), theory_dtype())
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
-        """Also of averages, and of directions under a prior whose columns differ: then S does not
-        say which direction grows first."""
+        """Add two refusals: averages of runs, and directions under a prior whose columns differ,
+        of which S does not say which direction grows first."""
         if purpose == "averages":
             return (
                 f"fit: got runs of {title(self)}; allowed: runs of a matrix model (weights are "
@@ -128,7 +128,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
         student: AbstractTeacher | None = None,
         loss: Callable[[Array, Array], Array] | None = None,
     ) -> TeacherStudent:
-        """The model beside a student, any index model of as many tokens and the same labels."""
+        """Pair the model with a student, any index model of as many tokens and the same labels."""
         allowed = f"an index model of {self.tokens} tokens"
         learner = self if student is None else student
         learner = validate.instance("student", learner, IndexModel, allowed)
@@ -159,7 +159,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
         )
 
     def link_of_fields(self) -> tuple[Callable[[Array], Array], int, int]:
-        """The link, or of a noisy channel with few outcomes their probabilities."""
+        """Return the link, or the probabilities of the outcomes if a noisy channel has few."""
         shape = (self.indices, self.tokens)
         channel = self.channel
         outcomes = channel.outcomes
@@ -188,18 +188,18 @@ class IndexStudent(AbstractStudent):
         return IndexOperator(inputs).forward(weights)
 
     def signal(self, estimate: Array) -> Array:
-        """The rows themselves."""
+        """Return the rows themselves."""
         P = self.model.indices
         rows = estimate.ndim == 2 and len(estimate) == P
         check(rows, "solution", estimate, f"weights of shape ({P}, D)")
         return estimate
 
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """Rows (P, D) by the prior."""
+        """Draw rows (P, D) from the prior."""
         return self.model.prior.sample(key, self.model.indices, dimension)
 
     def check_teacher(self, teacher: Array, dimension: int) -> None:
-        """Finite rows (P, D)."""
+        """Check that the teacher has finite rows (P, D)."""
         shape = self.shape(dimension)
         check(teacher.shape == shape, "teacher", teacher, f"shape {shape}")
         check(jnp.all(jnp.isfinite(teacher)), "teacher", teacher, "finite numbers")
@@ -211,14 +211,14 @@ class IndexMetric(AbstractMetric):
     model: IndexModel
 
     def comparable(self, teacher: Array) -> bool:
-        """The teacher has P rows."""
+        """Return True if the teacher has P rows."""
         return teacher.shape[0] == self.model.indices
 
     def error(
         self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 2048
     ) -> Array:
-        """Plug-in prediction error of an estimate (P, D) on new Gaussian inputs, noiseless labels
-        of the data's teacher; NaN without a teacher."""
+        """Compute the plug-in prediction error of an estimate (P, D) on new Gaussian inputs, with
+        noiseless labels of the data's teacher; NaN without a teacher."""
         if data.teacher is None:
             return not_recorded((), theory_dtype())
         return error_of_rows(self.model, weights, data, key=key, points=points).value
@@ -226,15 +226,15 @@ class IndexMetric(AbstractMetric):
     def prediction_error(
         self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
     ) -> Estimate:
-        """By eight randomised nets of about so many points in all."""
+        """Compute the error by eight randomised nets of about `points` points in all."""
         # nets of a power of two are balanced; eight of them give the spread to 27 %
         size = power_of_two(points // 8)
         key = validate.key("key", key)
         return prediction_error(self.model, Q, key=key, bayes=bayes, points=size)
 
     def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
-        """The plug-in prediction error."""
-        # at a fixed point of Bayes M = Q, so that V says all
+        """Compute the plug-in prediction error."""
+        # at a Bayes-optimal fixed point M = Q = S - V
         Q = self.model.prior.second_moment(self.model.indices) - V
         return prediction_error(self.model, Q, key=key, points=points).value
 
@@ -252,8 +252,8 @@ class _Loss(eqx.Module):
 
 
 class _Cosines(eqx.Module):
-    """Cosines (P,) of a student's rows up to its symmetries; where the teacher has another number
-    of rows, of each row that with the closest of the teacher's."""
+    """Cosines (P,) of a student's rows up to its symmetries; if the teacher has another number of
+    rows, the cosine of each row with the closest row of the teacher."""
 
     student: IndexModel
     targets: int = eqx.field(static=True)
@@ -302,11 +302,10 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:
     allowed = "an index model, such as smi.DeepAttention(2, 2)"
     model = validate.instance("model", model, IndexModel, allowed)
     truth = validate.array("teacher", teacher, f"rows ({model.indices}, D)")
-    rows = truth.ndim == 2 and len(truth) == model.indices
-    check(rows, "teacher", teacher, f"({model.indices}, D)")
+    P = model.indices
+    check(truth.ndim == 2 and len(truth) == P, "teacher", teacher, f"({P}, D)")
     aligned = validate.array("estimate", estimate, f"rows {truth.shape}")
-    same = aligned.shape == truth.shape
-    check(same, "estimate", estimate, f"the teacher's shape {truth.shape}")
+    check(aligned.shape == truth.shape, "estimate", estimate, f"the teacher's shape {truth.shape}")
     # symmetries act on different rows: their order does not matter
     for symmetry in model.symmetry:
         block = np.asarray(symmetry.indices)
@@ -315,7 +314,8 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:
 
 
 _MAX_NODES = 2**20  # empirical: bounds time and memory of one label
-_ROUNDING = 1e-4  # of probabilities that add up to one: float32 likelihoods, many outcomes
+# error of the sum of probabilities that counts as rounding: float32 likelihoods, many outcomes
+_SUM_ROUNDING = 1e-4
 
 
 class MultiIndex(IndexModel):
@@ -342,10 +342,10 @@ class MultiIndex(IndexModel):
             `smi.Tokens(encoding=..)`. Default: inputs are centred.
         symmetry: What leaves every label unchanged: pairs (indices, word), with a word of
             `models.base.SYMMETRIES` ("sign", "signed permutation", "rotation", ..), or
-            symmetries themselves; () for none. Default: found by looking at the labels of some
-            fields, which sees signs, orders and rotations of rows (of a prior that is not even,
-            orders only: the prior determines signs).
-        name: What to call the model. Default: the name of the link.
+            symmetries themselves; () for none. Default: found at the labels of random fields,
+            among signs, orders and rotations of rows (for a prior that is not even, orders only:
+            the prior determines signs).
+        name: Name of the model. Default: the name of the link.
         tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at. Default
             1e-3, 1e-2 for more than three fields.
         max_nodes: Nodes that the numerical channel may spend on one sample. Default 2^20.
@@ -422,7 +422,7 @@ class MultiIndex(IndexModel):
             self.name = name or _name_of(type(channel))
             # a setting that the channel does not use is refused: nobody would notice that it was
             # ignored
-            beside = {
+            unused = {
                 "link": (link, None),
                 "indices": (indices, channel.indices),
                 "tokens": (tokens, channel.tokens),
@@ -431,9 +431,9 @@ class MultiIndex(IndexModel):
                 "tolerance": (tolerance, None),
                 "max_nodes": (max_nodes, _MAX_NODES),
             }
-            for word, (value, own) in beside.items():
-                same = value is None or (concrete(value) and value == own)
-                check(same, word, value, f"{own} beside this channel=, which has its own")
+            for word, (value, default) in unused.items():
+                same = value is None or (concrete(value) and value == default)
+                check(same, word, value, f"{default} beside this channel=, which has its own")
         self.prior = iid_prior(prior)
         allowed = "smi.Tokens(encoding=..)"
         self.inputs = validate.optional(validate.instance, "inputs", inputs, Tokens, allowed)
@@ -443,8 +443,8 @@ class MultiIndex(IndexModel):
         self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
-        """Also for a teacher that overlaps with directions of its inputs: its prior does not know
-        them."""
+        """Add a refusal: a teacher that overlaps with directions of its inputs, which its prior
+        does not know."""
         if self.inputs is not None and self.inputs.cross is not None:
             return (
                 f"inputs: got {self.name} with cross=, weights that overlap with directions of "
@@ -455,8 +455,8 @@ class MultiIndex(IndexModel):
 
 
 class _OfFields(eqx.Module):
-    """A user's function of fields as they are seen: a number, or a symmetric matrix (T, T); the
-    fields (1, M) are its last argument."""
+    """A user's function of one number, or of a symmetric matrix (T, T), as a function of fields
+    (1, M), its last argument."""
 
     function: Callable[..., Array]
     size: int | None = eqx.field(static=True)
@@ -477,14 +477,14 @@ def output_model(
     size: int | None = None,
     tolerance: float | None = None,
 ) -> MultiIndex:
-    """The model of one index with the channel of an output of a matrix.
+    """Build the model of one index with the channel of an output of a matrix.
 
     Args:
         output: A function of one field, or of scores; None: the mean of the law of few labels.
         noise: Δ >= 0.
         labels: The arguments `log_likelihood`, `sampler` and `outcomes`, of the same fields.
         size: T of symmetric scores (T, T); None: one field.
-        tolerance: Of the numerical channel.
+        tolerance: Error of g that the numerical channel aims at.
     """
     wrapped = lambda f: None if f is None else _OfFields(as_module(f), size)
     name = None
@@ -513,7 +513,7 @@ def check_no_law(labels: Mapping[str, Any]) -> None:
 
 
 def _name_of(function: object) -> str:
-    """The name of a function, or of its type."""
+    """Return the name of a function, or of its type."""
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -523,7 +523,8 @@ def _symmetry(
     labels: Likelihood,
     even: bool,
 ) -> tuple[AbstractSymmetry, ...]:
-    """The argument `symmetry`; None: found by looking at labels; `even`: of the prior, too."""
+    """Validate the argument `symmetry`; None: found at the labels of random fields, given whether
+    the prior is `even`."""
     P = channel.indices
     if symmetry is None:
         return symmetries_of(_Observed(channel, labels), P, channel.tokens, even)
@@ -538,7 +539,7 @@ def _symmetry(
 
 
 class _Observed(eqx.Module):
-    """A function that a symmetry leaves unchanged: the label, with the user's likelihood."""
+    """The function that a symmetry must leave unchanged: the label, with the user's likelihood."""
 
     channel: AbstractChannel
     labels: Likelihood
@@ -559,7 +560,7 @@ def _likelihood(
     sampler: Callable[[PRNGKeyArray, Array], Array] | None,
     outcomes: ArrayLike | None,
 ) -> Likelihood:
-    """The law of labels that the arguments describe."""
+    """Return the law of labels that the arguments describe."""
     if log_likelihood is None:
         allowed = "None without a log_likelihood=, the law that it draws from"
         check(sampler is None, "sampler", sampler, allowed)
@@ -598,14 +599,14 @@ def _check_likelihood(
         return
     total = jnp.sum(labels.odds(jnp.asarray(z)))
     allowed = "probabilities of the outcomes that add up to one"
-    check(jnp.abs(total - 1.0) <= _ROUNDING, "log_likelihood", total, allowed)
+    check(jnp.abs(total - 1.0) <= _SUM_ROUNDING, "log_likelihood", total, allowed)
 
 
 def output_shape(
     name: str, function: Callable[..., Array], arguments: str, *values: Any, called: str = "one"
 ) -> tuple[int, ...]:
-    """The shape of the result of a user's function; a ValueError where it fails, or returns another
-    object than one array of real numbers (a list, say)."""
+    """Return the shape of the result of a user's function; raise a ValueError if it fails, or
+    returns another object than one array of real numbers (a list, say)."""
     allowed = f"a JAX function of {arguments}"
     result = validate.call_user_function(name, _abstract_result, allowed, function, *values)
     one = isinstance(result, jax.ShapeDtypeStruct)
@@ -617,8 +618,8 @@ def output_shape(
 
 
 def _abstract_result(function: Callable[..., Array], *values: Any) -> Any:
-    """The result of a function by shape; an IndexError where it reads fields beyond theirs: JAX
-    would read the last one instead, NumPy does not."""
+    """Evaluate a function by shape; raise an IndexError if it reads fields out of range, where
+    JAX would read the last one and NumPy does not."""
     result = jax.eval_shape(function, *values)
     try:
         jax.eval_shape(lambda: jnp.asarray(function(*values)))
@@ -630,6 +631,6 @@ def _abstract_result(function: Callable[..., Array], *values: Any) -> Any:
 
 
 def default_tolerance(inner: int) -> float:
-    """Error of g aimed at by default: 1e-3 where grids reach it (up to three inner variables),
-    1e-2 above."""
+    """Return the default error of g: 1e-3 if grids reach it (up to three inner variables), else
+    1e-2."""
     return 1e-3 if inner <= 3 else 1e-2

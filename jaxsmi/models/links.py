@@ -70,18 +70,18 @@ Prior = AbstractIidPrior | None
 Numbers = ArrayLike | Sequence[ArrayLike]
 
 HALF_WIDTH = 0.6744897501960817  # half of N(0, 1) lies within it
-# of steeper ones the sum of 361 terms is no longer exact: it is up to β√V = 10
-_STEEPEST = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
-# labels of infinite noise are coin tosses: the end of a sweep over noise
-_INSIDE = dataclasses.replace(VARIANCE, infinite=True)  # of the noise inside a sign
+# range of β: the sum of 361 terms is exact up to β√V = 10
+_BETA = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
+# range of Δ inside a sign: labels of infinite noise are coin tosses, the end of a sweep over noise
+_SIGN_NOISE = dataclasses.replace(VARIANCE, infinite=True)
 
 
 def _model(
     channel: AbstractChannel, prior: Prior, name: str, symmetry: str | None = None
 ) -> MultiIndex:
-    """The model of a channel whose rows have a symmetry, under an even prior."""
+    """Build the model of a channel whose rows have a symmetry if the prior is even."""
     rows = tuple(range(channel.indices))
-    # a prior that is not even breaks it: what is left of it is then found from labels
+    # a prior that is not even breaks it: the remaining symmetry is then found from labels
     given = [(rows, symmetry)] if symmetry and iid_prior(prior).traits.even else None
     return MultiIndex(channel=channel, prior=prior, symmetry=given, name=name)
 
@@ -136,7 +136,7 @@ def sign(prior: Prior = None, noise: ArrayLike = 0.0) -> MultiIndex:
     Source:
         [theory: multi-index, Eq. (23)].
     """
-    variance = validate.number("noise", noise, _INSIDE)
+    variance = validate.number("noise", noise, _SIGN_NOISE)
     return _model(SignChannel(noise=None if is_zero(noise) else variance), prior, "sign")
 
 
@@ -272,7 +272,7 @@ def logistic(beta: ArrayLike = 1.0, prior: Prior = None) -> MultiIndex:
     Source:
         [theory: multi-index, Eq. (69)].
     """
-    return _model(LogisticChannel(validate.number("beta", beta, _STEEPEST)), prior, "logistic")
+    return _model(LogisticChannel(validate.number("beta", beta, _BETA)), prior, "logistic")
 
 
 def softmax(classes: int = 3, tolerance: float | None = None, prior: Prior = None) -> MultiIndex:
@@ -397,18 +397,18 @@ def piecewise_linear(
     check(increasing, "knots", knots, allowed)
     # which slopes are zero is decided by the slopes as they came: an array made inside jit is
     # traced, and unknown
-    each: Any = np.asarray(slopes) if concrete(slopes) else slopes
-    flat = tuple(is_zero(slope) for slope in each)
+    given: Any = np.asarray(slopes) if concrete(slopes) else slopes
+    flat = tuple(is_zero(slope) for slope in given)
     varies = jnp.any(jnp.diff(b) != 0.0) if all(flat) else True
     check(varies, "slopes", slopes, "a link that is not constant")
-    silent = is_zero(noise)
+    noiseless = is_zero(noise)
     # without noise a flat piece has another posterior, another program: a traced slope must be
     # known not to be zero
-    steep = jnp.all((a != 0.0) | np.array(flat)) if silent else True
+    steep = jnp.all((a != 0.0) | np.array(flat)) if noiseless else True
     check(steep, "slopes", slopes, "no zero that is traced, where there is no noise")
     variance = validate.number("noise", noise, VARIANCE)
     a, k = nan_unless(a, varies, steep), nan_unless(k, increasing)
-    channel = PiecewiseLinearChannel(a, b, k, flat, None if silent else variance)
+    channel = PiecewiseLinearChannel(a, b, k, flat, None if noiseless else variance)
     return _model(channel, prior, validate.instance("name", name, str, "a word"))
 
 

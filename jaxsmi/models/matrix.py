@@ -4,13 +4,14 @@ Equations here, small width ρ -> 0 at fixed ᾱ = n/(numbers in the factors)
 [theory: attention-indexed, Eq. (33); bilinear, Eqs. (18), (20)], V(t) of the prior, Q_0 = 1:
 
     t = c ᾱ f(1 - V),   c = 1, or 1 + β of a rectangular matrix;   something is learned from
-    ᾱ_c = t_c/(c f(0)),  the t_c at which V(t) starts to fall
+    ᾱ_c = t_c/(c f(0)),  with t_c the t at which V(t) starts to fall
 
 A symmetric S has n/(r d) = ᾱ, a rectangular one n/(r (d + L)) = ᾱ. Students and teachers are
 factors [theory: attention-indexed, Eqs. (1), (40); bilinear, Eq. (1)]:
 
     symmetric    S_l = W_lᵀ W_l/√(r d),  W (L r, d) of L layers;   signal √d S (L, d, d)
-    product      S = Uᵀ V/√r,  [U, V] (r, L + d), or S = Wᵀ W/√r of W (r, d);   signal S (1, L, d)
+    product      S = Bᵀ C/√r,  [B, C] (r, L + d), or S = Wᵀ W/√r of W (r, d);   signal S (1, L, d)
+                 (S = (U V)ᵀ/√r of the prior: B = V (r, L), C = Uᵀ (r, d))
 
 A signal has entries O(1). The teacher of a symmetric model is its factors, of a product S itself.
 """
@@ -50,17 +51,17 @@ from jaxsmi.priors.spectral import SpectralPrior
 
 # q̂ in units of the width, from which on V counts as zero: V falls as 1/q̂ at least, and 1e-10 is
 # beyond what fixed points resolve
-_LARGEST = 1e10
+_MAX_PRECISION = 1e10
 
 
 class MatrixModel(AbstractModel):
     """A model whose signal is one matrix S, of extensive rank: scalar overlap q and precision,
     spectral prior.
 
-    `readout`: the channel of the fields that a label is a function of (of several layers, the last
-    one's); the channel where there is one layer. Where its response is not explicit, state
-    evolution is that of index models, with this prior. `output`: its name. `tokens`: T of scores
-    (T, T), 1 of one field. `symmetry`: of labels that do not determine the sign of S.
+    `readout`: channel of the fields of the last layer, which make the label; the channel of the
+    model if there is one layer. State evolution is that of index models, with this prior, if its
+    response has no closed form. `output`: its name. `tokens`: T of scores (T, T), 1 of one field.
+    `symmetry`: the sign of S, if labels do not determine it.
     """
 
     prior: SpectralPrior
@@ -71,7 +72,7 @@ class MatrixModel(AbstractModel):
 
     @property
     def channel(self) -> AbstractChannel:
-        """That of the fields of all layers: of one layer the readout."""
+        """Channel of the fields of all layers; the readout for one layer."""
         return self.readout
 
     @property
@@ -81,12 +82,12 @@ class MatrixModel(AbstractModel):
 
     @abc.abstractmethod
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
-        """The prediction error at the overlap q of one matrix in closed form; None: there is
-        none."""
+        """Return the prediction error at the overlap q of one matrix, or None if it has no closed
+        form."""
 
     @property
     def linear(self) -> bool:
-        """Labels are the fields plus Gaussian noise."""
+        """True if labels are the fields plus Gaussian noise."""
         return self.output == "linear" and self.readout.explicit
 
     @property
@@ -95,8 +96,8 @@ class MatrixModel(AbstractModel):
         return self.prior.law.rank_ratio
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
-        """One matrix has no rows, and no directions that could grow one by one but for those of
-        a sampled channel; estimates of S and of -S have no mean."""
+        """Add refusals: a matrix has no rows; directions grow one by one only under a sampled
+        channel; estimates of S and of -S have no mean."""
         # with a trace, or labels that depend on S at q = 0 (explicit responses do), S is learned at
         # any α > 0: no direction is left to grow
         grows = not self.prior.symmetric and not self.readout.explicit
@@ -112,13 +113,13 @@ class MatrixModel(AbstractModel):
 
     @property
     def index_names(self) -> tuple[str, ...]:
-        """ "S", of several layers "layer 1" and so on."""
+        """Names of the matrices: "S", or "layer 1" and so on for several layers."""
         layers = tuple(f"layer {number}" for number in range(1, self.indices + 1))
         return layers if self.indices > 1 else ("S",)
 
     @property
     def explicit_readout(self) -> AbstractScores:
-        """The readout, where its response is a function in closed form; else a ValueError."""
+        """The readout, if its response has a closed form; else raise a ValueError."""
         model_argument(self, "inference")
         allowed = "one with an explicit response, such as the linear output"
         check(self.readout.explicit, "model", title(self), allowed)
@@ -126,9 +127,9 @@ class MatrixModel(AbstractModel):
 
     @property
     def recovery(self) -> Array:
-        """α = D/M of perfect recovery, by counting: degrees of freedom over the numbers that a
-        label fixes [theory: attention-indexed, Eq. (31); bilinear, Eq. (14)]; L times as
-        much of L matrices; inf with noise, or where a label fixes no numbers."""
+        """The α above which perfect recovery is stable, by counting: D/M, degrees of freedom over
+        the numbers that a label fixes [theory: attention-indexed, Eq. (31); bilinear, Eq. (14)]; L
+        times as much for L matrices; inf with noise, or if a label fixes no numbers."""
         model_argument(self, "inference")
         readout = self.readout
         degrees = self.indices * self.prior.law.degrees_of_freedom
@@ -145,31 +146,31 @@ class MatrixModel(AbstractModel):
 
     @property
     def small_width_threshold(self) -> Array:
-        """The ᾱ from which on something is learned, as ρ -> 0."""
+        """The ᾱ above which something is learned, as ρ -> 0."""
         readout = self.explicit_readout
         one = jnp.ones((), theory_dtype())
-        _, start, scale = self.prior.law.small_width
-        return start / (scale * readout.information(0.0 * one, one))
+        _, threshold, scale = self.prior.law.small_width
+        return threshold / (scale * readout.information(0.0 * one, one))
 
     def small_width_error(self, scaled: ArrayLike) -> Array:
-        """V at ᾱ as ρ -> 0 (module docstring), elementwise."""
+        """Compute V at ᾱ as ρ -> 0 (module docstring), elementwise."""
         readout = self.explicit_readout
         allowed = "finite numbers >= 0"
         scaled = validate.array("scaled", scaled, allowed, interval=NON_NEGATIVE)
-        error, start, scale = self.prior.law.small_width
+        error, threshold, scale = self.prior.law.small_width
 
         # log 0 has no derivative, and at ᾱ = 0 nothing is learned
-        goal = jnp.log(jnp.maximum(scaled, jnp.finfo(scaled.dtype).tiny))
+        log_alpha = jnp.log(jnp.maximum(scaled, jnp.finfo(scaled.dtype).tiny))
 
         def excess(log_t: Array) -> Array:
             V = error(jnp.exp(log_t))
-            return log_t - jnp.log(scale * readout.information(1.0 - V, V)) - goal
+            return log_t - jnp.log(scale * readout.information(1.0 - V, V)) - log_alpha
 
         # bisection in log t: t runs over ten decades
-        low = lax.stop_gradient(jnp.log(start) + jnp.zeros_like(scaled))
-        log_t = differentiable_root(excess, low, jnp.full_like(scaled, np.log(_LARGEST)))
-        # next to the start the root is the start itself: nothing is learned below the threshold
-        above, below = log_t - low > 1e-12, log_t < np.log(0.9 * _LARGEST)
+        low = lax.stop_gradient(jnp.log(threshold) + jnp.zeros_like(scaled))
+        log_t = differentiable_root(excess, low, jnp.full_like(scaled, np.log(_MAX_PRECISION)))
+        # a root next to the threshold is the threshold: nothing is learned below it
+        above, below = log_t - low > 1e-12, log_t < np.log(0.9 * _MAX_PRECISION)
         # elsewhere V(t) may have no derivative, and 0 times NaN would spoil that of all entries
         log_t = jnp.where(above & below, log_t, lax.stop_gradient(log_t))
         V = jnp.where(below, jnp.where(above, error(jnp.exp(log_t)), 1.0), 0.0)
@@ -182,7 +183,8 @@ class MatrixMetric(AbstractMetric):
     model: MatrixModel
 
     def teacher_of(self, data: HasTeacher) -> Array | None:
-        """None of other layers: its factors would be taken for those of one matrix."""
+        """Return the teacher if it has L layers, else None: its factors would be read as those of
+        one matrix."""
         L = self.model.indices
         same = data.model is None or data.model.indices == L
         fits = data.teacher is not None and data.teacher.shape[0] % L == 0
@@ -191,7 +193,7 @@ class MatrixMetric(AbstractMetric):
     def error(
         self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 0
     ) -> Array:
-        """Estimation error per entry, of several layers their mean; NaN without a teacher."""
+        """Compute the estimation error per entry, the mean over layers; NaN without a teacher."""
         del key, points
         teacher = self.teacher_of(data)
         if teacher is None:
@@ -199,7 +201,7 @@ class MatrixMetric(AbstractMetric):
         return self._distance(self.model.student.to_signal(weights, teacher), teacher)
 
     def estimation_error(self, estimate: Array, teacher: Array) -> Array:
-        """‖Ŝ - S*‖² per entry of the signal, of an estimate S."""
+        """Compute ‖Ŝ - S*‖² per entry of the signal, of an estimate Ŝ."""
         return self._distance(self.model.student.signal(estimate), teacher)
 
     def _distance(self, signal: Array, teacher: Array) -> Array:
@@ -211,8 +213,8 @@ class MatrixMetric(AbstractMetric):
     def prediction_error(
         self, Q: Array, *, bayes: bool, key: PRNGKeyArray | None, points: int
     ) -> Estimate:
-        """E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise: ŷ = E[y|ω] (`bayes`) or y(ω); by
-        sampling where there is no closed form."""
+        """Compute E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise: ŷ = E[y|ω] (`bayes`) or y(ω);
+        by sampling if it has no closed form."""
         model = self.model
         exact = model.exact_error(Q[0, 0], bayes=bayes)
         if exact is not None:
@@ -226,7 +228,7 @@ class MatrixMetric(AbstractMetric):
         return derivative_of_labels(error, (model, Q), model.readout)
 
     def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
-        """V itself, of several matrices its mean."""
+        """Return V, the mean over matrices."""
         del key, points
         return jnp.mean(jnp.diagonal(V))
 
@@ -237,18 +239,18 @@ class AbstractFactors(AbstractStudent):
     model: MatrixModel
 
     def unit(self, dimension: int) -> float:
-        """The signal over S."""
+        """Ratio of the signal to S."""
         del dimension
         return 1.0
 
     def estimate(self, weights: Array) -> Array:
-        """S (a, b), of several layers (L, a, b), from the signal or from factors."""
+        """Return S (a, b), or (L, a, b) for several layers, from the signal or from factors."""
         signal = self.to_signal(weights)
         S = signal / self.unit(signal.shape[-1])
         return S if self.model.indices > 1 else S[0]
 
     def signal(self, estimate: Array) -> Array:
-        """The signal (L, a, b) of S."""
+        """Return the signal (L, a, b) of S."""
         design = self.model.design
         d = estimate.shape[-1] if estimate.ndim else 0
         shape = design.shapes((1, *design.input_shape(d))).signal if d else ()
@@ -272,11 +274,11 @@ class SymmetricFactors(AbstractFactors):
         return weights.reshape(self.model.indices, -1, weights.shape[-1])
 
     def fields(self, weights: Array, inputs: Inputs) -> Array:
-        """Scores h (n, L, T, T), in the wider precision of factors and inputs."""
+        """Compute scores h (n, L, T, T), in the wider precision of factors and inputs."""
         return jnp.stack([_scores(W, inputs) for W in self._layers(weights)], axis=1)
 
     def to_signal(self, weights: Array, teacher: Array | None = None) -> Array:
-        """√d S (L, d, d) of factors (L r, d), or itself."""
+        """Return √d S (L, d, d) of factors (L r, d), or of a signal, itself."""
         del teacher
         weights = weights.astype(theory_dtype())
         if weights.ndim == 3:
@@ -285,7 +287,7 @@ class SymmetricFactors(AbstractFactors):
         return self.unit(weights.shape[-1]) * matrices
 
     def check_teacher(self, teacher: Array, dimension: int) -> None:
-        """Factors (L r, d), of any r >= 1."""
+        """Check that the teacher has factors (L r, d), of any r >= 1."""
         L = self.model.indices
         fits = teacher.ndim == 2 and teacher.shape[1] == dimension
         fits = fits and teacher.shape[0] % L == 0 and teacher.shape[0] > 0
@@ -293,7 +295,7 @@ class SymmetricFactors(AbstractFactors):
 
 
 def _scores(W: Array, inputs: Inputs) -> Array:
-    """Scores h (n, T, T) of inputs (n, T, d) for W (r, d)."""
+    """Compute scores h (n, T, T) of inputs (n, T, d) for W (r, d)."""
     r, d = W.shape
     narrow = W.T.astype(product_dtype(inputs))
     wide = jnp.promote_types(W.dtype, narrow.dtype)
@@ -318,7 +320,7 @@ class ProductFactors(AbstractFactors):
         return (prior.width(dimension), columns)
 
     def _product(self, factors: Array, length: int | None = None) -> Array:
-        """S (L, d) of factors, in their precision."""
+        """Multiply factors to S (L, d), in their precision."""
         first = second = factors
         if not self.model.prior.symmetric:
             columns = factors.shape[1]  # L + d, L = round(β d)
@@ -330,16 +332,17 @@ class ProductFactors(AbstractFactors):
         return jnp.matmul(first.T, second, precision="highest") / math.sqrt(factors.shape[0])
 
     def fields(self, weights: Array, inputs: Inputs) -> Array:
-        """⟨X, S⟩/√(dL) (n, 1, 1) of factors."""
+        """Compute ⟨X, S⟩/√(dL) (n, 1, 1) of factors."""
         S = self._product(weights.astype(product_dtype(inputs)), inputs.shape[1])
         return self.teacher_fields(S, inputs)
 
     def teacher_fields(self, teacher: Array, inputs: Inputs) -> Array:
-        """⟨X, S⟩/√(dL) (n, 1, 1) of S."""
+        """Compute ⟨X, S⟩/√(dL) (n, 1, 1) of S."""
         return self.model.design.operator(inputs).forward(teacher[None])
 
     def to_signal(self, weights: Array, teacher: Array | None = None) -> Array:
-        """S (1, L, d) of factors, or itself; NaN where L follows from a traced β only."""
+        """Return S (1, L, d) of factors, or of a signal, itself; NaN if L follows from a traced β
+        only."""
         weights = weights.astype(theory_dtype())
         if weights.ndim == 3:
             return weights
@@ -350,15 +353,15 @@ class ProductFactors(AbstractFactors):
         return self._product(weights, length)[None]
 
     def teacher_signal(self, teacher: Array) -> Array:
-        """S (1, L, d)."""
+        """Return S (1, L, d)."""
         return teacher[None].astype(theory_dtype())
 
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """S (L, d) of Gaussian factors."""
+        """Draw S (L, d) with Gaussian factors."""
         return self._product(self.start(key, dimension))
 
     def check_teacher(self, teacher: Array, dimension: int) -> None:
-        """S (L, d), of any rank; symmetric where the model is."""
+        """Check that the teacher is S (L, d), of any rank; symmetric if the model is."""
         prior = self.model.prior
         known = prior.symmetric or concrete(prior.law.aspect_ratio)
         shape = self.model.design.input_shape(dimension) if known else teacher.shape

@@ -48,21 +48,21 @@ from jaxsmi.numerics.quadrature import legendre, power_of_two, randomised_gaussi
 _NODES = 600
 
 
-class Truth(NamedTuple):
-    """A teacher that an estimate is compared with.
+class TeacherOverlaps(NamedTuple):
+    """Overlaps of an estimate with the teacher that it is compared with.
 
     Attributes:
-        cross: M (P, P*), its overlap with the estimate.
-        gram: ρ (P*, P*).
+        teacher_overlap: M (P, P*), of the estimate and the teacher.
+        teacher_gram: ρ (P*, P*), of the teacher itself.
         model: The model that makes the labels; None: the one that predicts them.
-        means: Of the fields of the estimate, B Eᵀ (P, M), and of the teacher, R* Eᵀ (P*, M); None:
-            zero.
+        field_means: Means of the fields, B Eᵀ (P, M) of the estimate and R* Eᵀ (P*, M) of the
+            teacher; None: zero.
     """
 
-    cross: Array
-    gram: Array
+    teacher_overlap: Array
+    teacher_gram: Array
     model: Any = None
-    means: tuple[Array, Array] | None = None
+    field_means: tuple[Array, Array] | None = None
 
 
 @eqx.filter_jit
@@ -71,7 +71,7 @@ def prediction_error(
     Q: Array,
     *,
     key: PRNGKeyArray,
-    truth: Truth | None = None,
+    teacher: TeacherOverlaps | None = None,
     bayes: bool = False,
     points: int = 4096,
     nets: int = 8,
@@ -81,8 +81,8 @@ def prediction_error(
     Args:
         model: Makes the predictions.
         Q: Overlap of the estimate (P, P).
-        key: Of the nets.
-        truth: The teacher. Default: one of the model's prior, at M = Q.
+        key: Random key of the nets.
+        teacher: The teacher. Default: one of the model's prior, at M = Q.
         bayes: The Bayes predictor instead of the plug-in predictor.
         points: Points of each net, a power of two.
         nets: Independent nets.
@@ -92,61 +92,62 @@ def prediction_error(
     """
     P = model.indices
     M = model.channel.tokens
-    law = model if truth is None or truth.model is None else truth.model
-    rho = model.prior.second_moment(P) if truth is None else truth.gram
-    goal = rho.shape[0]
+    law = model if teacher is None or teacher.model is None else teacher.model
+    rho = model.prior.second_moment(P) if teacher is None else teacher.teacher_gram
+    P_star = rho.shape[0]
     # z and z' are independent given ω: two sets of η over one of ξ
     copies = 2 if bayes else 1
-    normal = randomised_gaussians(key, points, nets, (P + copies * goal) * M)
+    normal = randomised_gaussians(key, points, nets, (P + copies * P_star) * M)
     parts = normal.reshape(nets, points, -1, M)
     xi = parts[:, :, :P]
-    eta = parts[:, :, P : P + goal]
+    eta = parts[:, :, P : P + P_star]
     # Q of an estimate may be singular: a row that nothing was learned of is zero
     root = sqrt_psd(Q)
-    if truth is None:
+    if teacher is None:
         # at M = Q, z = Q^{1/2} ξ + (S - Q)^{1/2} η: no inverse, and a regular derivative in Q
         into = root
         rest = sqrt_psd(rho - Q)
     else:
         inverse = inverse_root(Q)
-        into = truth.cross.T @ inverse
-        rest = sqrt_psd(rho - truth.cross.T @ inverse @ inverse @ truth.cross)
+        into = teacher.teacher_overlap.T @ inverse
+        rest = sqrt_psd(rho - into @ inverse @ teacher.teacher_overlap)
     omega = jnp.einsum("pq,rsqm->rspm", root, xi)
     mean = jnp.einsum("pq,rsqm->rspm", into, xi)
-    if truth is not None and truth.means is not None:
-        omega = omega + truth.means[0]
-        mean = mean + truth.means[1]
+    if teacher is not None and teacher.field_means is not None:
+        omega = omega + teacher.field_means[0]
+        mean = mean + teacher.field_means[1]
     # the teacher may be another model than the student that predicts
     true_link = jax.vmap(jax.vmap(law.link))
     labels = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, eta))
     if bayes:
-        other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + goal :]))
+        other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + P_star :]))
     else:
         other = jax.vmap(jax.vmap(model.link))(omega)
     estimate = mean_squared_gap(labels, other, bayes)
-    overlaps = (Q,) if truth is None else (Q, truth.cross, truth.gram)
+    overlaps = (Q,) if teacher is None else (Q, teacher.teacher_overlap, rho)
     return derivative_of_labels(estimate, (model, *overlaps), model.channel)
 
 
 def derivative_of_labels(
     estimate: Estimate, parameters: PyTree, channel: AbstractChannel
 ) -> Estimate:
-    """The estimate, whose derivative in the parameters is an error where sampled labels jump."""
+    """Return the estimate, with an error in place of its derivative in the parameters if sampled
+    labels jump."""
     # labels jump where they are few, also where averages over these have derivatives
     moves = (channel.outcomes is None) & channel.pathwise
     return not_differentiable(estimate, parameters, unless=moves)
 
 
 def mean_squared_gap(labels: Array, other: Array, bayes: bool) -> Estimate:
-    """E ‖y - y'‖² of labels (nets, points, ...) and predictions, or of two labels of one posterior
-    (`bayes`), with the standard error from the spread over the nets."""
+    """Average ‖y - y'‖² over labels (nets, points, ...) and predictions, or over two labels of one
+    posterior (`bayes`), with the standard error from the spread over the nets."""
     nets, points = labels.shape[:2]
     labels, other = labels.reshape(nets, points, -1), other.reshape(nets, points, -1)
     # predictions of another size than the labels (a score, say) do not compare
     gap = labels - other if labels.shape == other.shape else jnp.full((nets, points, 1), jnp.nan)
     # two labels of one posterior differ by twice the error of its mean
-    each = jnp.mean(jnp.sum(gap**2, axis=-1) * (0.5 if bayes else 1.0), axis=1)
-    return Estimate(jnp.mean(each), jnp.std(each, ddof=1) / np.sqrt(nets))
+    per_net = jnp.mean(jnp.sum(gap**2, axis=-1) * (0.5 if bayes else 1.0), axis=1)
+    return Estimate(jnp.mean(per_net), jnp.std(per_net, ddof=1) / np.sqrt(nets))
 
 
 def error_of_rows(
@@ -158,9 +159,9 @@ def error_of_rows(
     bayes: bool = False,
     points: int = 2048,
 ) -> Estimate:
-    """Prediction error of an estimate (P, D) against the teacher of its data, which must have one,
-    on new Gaussian inputs and noiseless labels: at M, Q and ρ of the weights themselves; eight
-    nets of `points` points."""
+    """Compute the prediction error of an estimate (P, D) against the teacher of its data, on new
+    Gaussian inputs and noiseless labels, at M, Q and ρ of the weights themselves; eight nets of
+    `points` points. The data must have a teacher."""
     assert data.teacher is not None
     W = weights.astype(theory_dtype())
     teacher = data.teacher.astype(theory_dtype())
@@ -170,8 +171,8 @@ def error_of_rows(
     if data.directions is not None and data.encoding is not None:
         mean = Directions(data.directions, data.encoding).mean.T / jnp.sqrt(float(D))
         means = (W @ mean, teacher @ mean)
-    truth = Truth(W @ teacher.T / D, teacher @ teacher.T / D, data.model, means)
-    return prediction_error(model, W @ W.T / D, key=key, truth=truth, bayes=bayes, points=points)
+    known = TeacherOverlaps(W @ teacher.T / D, teacher @ teacher.T / D, data.model, means)
+    return prediction_error(model, W @ W.T / D, key=key, teacher=known, bayes=bayes, points=points)
 
 
 def generalization_error(
@@ -237,7 +238,7 @@ def generalization_error(
     solution = overlap if isinstance(overlap, Solution) else None
     allowed = "a number, Q (P, P), or a Solution"
     Q = solution.overlap if solution is not None else validate.array("overlap", overlap, allowed)
-    weights = solution.weights if solution is not None and model.design.rows else None
+    weights = solution.weights if solution is not None and model.design.has_rows else None
     # at finite D an estimate misses M = Q by O(1/√D), and an error at Q alone would be biased
     if weights is not None and data is not None:
         check(data.teacher is not None, "data", "data without a teacher", "data with their teacher")
@@ -260,7 +261,7 @@ def generalization_error(
 
 
 def hardmax_error(q: Array, norm: Array, bayes: bool) -> Estimate:
-    """Two tokens that each point at the larger score: an angle."""
+    """Compute the error of hardmax between two tokens: an angle."""
     # rounding can take q beyond Q_0, where arccos is NaN
     x = jnp.clip(q / norm, 0.0, 1.0)
     value = 2.0 / np.pi * jnp.arccos(x) if bayes else 4.0 / np.pi * jnp.arccos(jnp.sqrt(x))
@@ -268,7 +269,8 @@ def hardmax_error(q: Array, norm: Array, bayes: bool) -> Estimate:
 
 
 def softmax_error(q: Array, V: Array, beta: Array, bayes: bool) -> Estimate:
-    """Two tokens, by quadrature; its error, by half the nodes, shows at steps of a large β."""
+    """Compute the error of softmax between two tokens by quadrature, and the error of that by half
+    the nodes, which is seen at the steep steps of a large β."""
     fine, coarse = (_two_tokens(q, V, beta, bayes, nodes) for nodes in (_NODES, _NODES // 2))
     error = jnp.abs(fine - coarse)
     # less is the rounding of the two sums
@@ -277,7 +279,7 @@ def softmax_error(q: Array, V: Array, beta: Array, bayes: bool) -> Estimate:
 
 @functools.partial(jax.jit, static_argnums=4)
 def _two_tokens(q: Array, V: Array, beta: Array, bayes: bool, nodes: int) -> Array:
-    """4 E_w Var_u[sigmoid(β u)], or 4 E (sigmoid(β u) - sigmoid(β w))²."""
+    """Integrate 4 E_w Var_u[sigmoid(β u)], or 4 E (sigmoid(β u) - sigmoid(β w))²."""
     x, weights = legendre(nodes)
     x, weights = 10.0 * x, 10.0 * weights * np.exp(-50.0 * x**2) / np.sqrt(2.0 * np.pi)
     w = jnp.sqrt(3.0 * q) * x
@@ -296,14 +298,14 @@ def sampled_error(
     key: PRNGKeyArray,
     points: int,
 ) -> Estimate:
-    """Any link of the scores (L, T, T) at Q, V (L, L), by eight randomised nets of `points` points
-    in all."""
+    """Compute the error of any link of the scores (L, T, T) at Q, V (L, L), by eight randomised
+    nets of `points` points in all."""
     T, L = tokens, len(Q)
     nets = 8  # as of index models: the spread of eight gives the error to 27 %
-    each = power_of_two(max(points // nets, 2))
-    normal = randomised_gaussians(key, each, nets, 3 * L * T * T)
-    # ω and two posterior samples from one net: their joint law is what is averaged over
-    normal = goe(normal.reshape(nets, each, 3, L, T, T))
+    points_per_net = power_of_two(max(points // nets, 2))
+    normal = randomised_gaussians(key, points_per_net, nets, 3 * L * T * T)
+    # ω and two posterior samples from one net: the average is over their joint law
+    normal = goe(normal.reshape(nets, points_per_net, 3, L, T, T))
     labels = jax.vmap(jax.vmap(link))
     times = lambda X, k: jnp.einsum("lk,rnkab->rnlab", sqrt_psd(X), normal[:, :, k])
     omega = times(Q, 0)

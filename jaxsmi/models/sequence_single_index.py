@@ -37,7 +37,8 @@ from jaxsmi.models.teacher_student import (
 )
 
 _FUNCTION = "a JAX function of the fields (L,)"
-_RANK = 1e-12  # of the largest singular value: directions of an encoding below it are rounding
+# ratio to the largest singular value below which directions of an encoding are rounding
+_RANK_TOLERANCE = 1e-12
 
 
 class SequenceSingleIndex(AbstractTeacher):
@@ -97,8 +98,7 @@ class SequenceSingleIndex(AbstractTeacher):
         check(shape == other, "student", f"answers of shape {other}", allowed)
         self.encoding = _coordinates(encoding, self.length)
         network = isinstance(self.student, Network)
-        plain = not (network and self.encoding.shape[1])
-        check(plain, "encoding", encoding, "None for a network")
+        check(not (network and self.encoding.shape[1]), "encoding", encoding, "None for a network")
         self.tied = not network or self.student.tied
 
     def teacher_student(
@@ -106,7 +106,8 @@ class SequenceSingleIndex(AbstractTeacher):
         student: AbstractTeacher | None = None,
         loss: Callable[[Array, Array], Array] | None = None,
     ) -> TeacherStudent:
-        """Its own target and student on the sphere; each row of an untied network is a group."""
+        """Pair the model's target with its student, on the sphere; each row of an untied network is
+        a group."""
         check(student is None, "student", student, "None: the model has a student of its own")
         check(loss is None, "loss", loss, "None: the model has a loss of its own")
         own_loss = SequenceLoss(self.target, self.student, self.loss_factor, self.loss)
@@ -128,11 +129,11 @@ class SequenceSingleIndex(AbstractTeacher):
         )
 
     def link_of_fields(self) -> tuple[Callable[[Array], Array], int, int]:
-        """g, one row, and L."""
+        """Return g, one row, and L."""
         return self.target, 1, self.length
 
     def sample_loss(self, hidden: Array, fields: Array) -> Array:
-        """ℓ of one sample from z* and z (L,)."""
+        """Return ℓ of one sample from z* and z (L,)."""
         return self.teacher_student().sample_loss(hidden, fields, jnp.zeros(0))
 
 
@@ -207,7 +208,7 @@ def semantic_positional(
 
 
 def _answer_shape(function: Callable[..., Array], length: int, name: str) -> tuple[int, ...]:
-    """The shape of a function's answer, which must be finite at one point."""
+    """Return the shape of a function's result, which must be finite at one point."""
     point = np.linspace(0.3, 0.7, length)  # known under jit, too
     shape = output_shape(name, function, f"the fields ({length},)", point)
     if concrete(function):
@@ -218,7 +219,8 @@ def _answer_shape(function: Callable[..., Array], length: int, name: str) -> tup
 
 
 def _coordinates(encoding: ArrayLike | str | None, length: int) -> Array:
-    """C (L, K): rows of the encoding in an orthonormal frame of the directions that they span."""
+    """Return C (L, K), rows of the encoding in an orthonormal frame of the directions that they
+    span."""
     if encoding is None:
         return jnp.zeros((length, 0))
     words = f"None, 'paired' (two tokens), 'orthonormal', or rows ({length}, K) that are not zero"
@@ -233,12 +235,12 @@ def _coordinates(encoding: ArrayLike | str | None, length: int) -> Array:
         check(rows.shape[1] <= length, "encoding", rows, f"inside jit, at most {length} columns")
         return rows
     directions, sizes, _ = np.linalg.svd(np.asarray(rows), full_matrices=False)
-    rank = int(np.sum(sizes > _RANK * sizes[0]))
+    rank = int(np.sum(sizes > _RANK_TOLERANCE * sizes[0]))
     check(rank >= 1, "encoding", rows, words)
     # rows of full rank stay as they are, so that overlaps keep their meaning for the user
     if rank == rows.shape[1]:
         return rows
     axes = (directions * sizes)[:, :rank]
     # singular vectors have no sign of their own: the first token's share is made positive
-    lead = axes[np.argmax(np.abs(axes) > _RANK * sizes[0], axis=0), np.arange(rank)]
+    lead = axes[np.argmax(np.abs(axes) > _RANK_TOLERANCE * sizes[0], axis=0), np.arange(rank)]
     return jnp.asarray(axes * np.sign(lead))

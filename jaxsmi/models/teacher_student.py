@@ -48,7 +48,7 @@ def squared_loss(prediction: Array, label: Array) -> Array:
 
 
 class TeacherStudent(eqx.Module):
-    """Who makes labels and who learns from them (module docstring).
+    """Pair of a teacher that makes labels and a student that learns from them (module docstring).
 
     Attributes:
         sample_loss: ℓ from z* (P*, tokens of a sample), z (P, tokens) and the label's noise.
@@ -108,13 +108,13 @@ class AbstractTeacher(eqx.Module):
         student: AbstractTeacher | None = None,
         loss: Callable[[Array, Array], Array] | None = None,
     ) -> TeacherStudent:
-        """The model beside a student of as many tokens (default: the model itself), under a loss
-        of (prediction, label) (default: that of the model, else ‖ŷ - y‖²)."""
+        """Pair the model with a student of as many tokens (default: the model itself), under a loss
+        of (prediction, label) (default: the loss of the model, else ‖ŷ - y‖²)."""
 
     @abc.abstractmethod
     def link_of_fields(self) -> tuple[Callable[[Array], Array], int, int]:
-        """Labels without Gaussian noise, or the probabilities of their few outcomes, as a function
-        of the fields (P·M,); P and M."""
+        """Return labels without Gaussian noise, or the probabilities of their few outcomes, as a
+        function of the fields (P·M,); P and M."""
 
 
 class SequenceLoss(eqx.Module):
@@ -206,8 +206,8 @@ class HermiteSeries(eqx.Module):
 
     def squared(self) -> HermiteSeries:
         """The series of g², for a g that is a number."""
-        single = self.coefficients.ndim == 1
-        check(single, "series", "an array of answers", "a series whose answer is a number")
+        allowed = "a series whose answer is a number"
+        check(self.coefficients.ndim == 1, "series", "an array of answers", allowed)
         # the product formula has integer coefficients for He, not for h
         plain = self.orthonormal / jnp.sqrt(jnp.asarray(self._factorials))  # coefficients of He
         terms: dict[tuple[int, ...], ArrayLike] = {}
@@ -224,8 +224,8 @@ class HermiteSeries(eqx.Module):
         allowed = f"an array of shape {(self.length,)}, one for each token"
         check(fields.shape == (self.length,), "fields", fields, allowed)
         table = hermite_polynomials(fields, max(max(n) for n in self.degrees))
-        each = jnp.take_along_axis(table, jnp.asarray(self.degrees), axis=0)  # (terms, L)
-        return jnp.tensordot(jnp.prod(each, axis=1), self.orthonormal, axes=1)
+        factors = jnp.take_along_axis(table, jnp.asarray(self.degrees), axis=0)  # (terms, L)
+        return jnp.tensordot(jnp.prod(factors, axis=1), self.orthonormal, axes=1)
 
 
 class Attention(eqx.Module):

@@ -1,4 +1,4 @@
-r"""Laws of matrices of finite width: symmetric S = W Wᵀ/√(r d), and rectangular S = U V/√r.
+r"""Laws of matrices of finite width: symmetric S = W Wᵀ/√(r d), rectangular S = (U V)ᵀ/√r.
 
 Equations here [theory: random-matrices, Eqs. (1), (2), (12), (14), (16), (18)], W (d, r)
 iid N(0, 1), ρ = r/d, observed with precision q̂ as R = S + q̂^{-1/2} Z:
@@ -140,7 +140,7 @@ def WishartPrior(rank_ratio: ArrayLike) -> SpectralPrior:
 
 
 class ProductLaw(AbstractMatrixLaw):
-    """S = U V/√r, U (d, r), V (r, L) iid N(0, 1), at fixed ratios β = L/d and ρ = r/d."""
+    """Law of S = (U V)ᵀ/√r (L, d), U (d, r), V (r, L) iid N(0, 1), at fixed β = L/d and ρ = r/d."""
 
     symmetric: ClassVar[bool] = False
     aspect_ratio: Array
@@ -220,7 +220,7 @@ class ProductLaw(AbstractMatrixLaw):
 
 
 def ProductPrior(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> SpectralPrior:
-    """Prior on rectangular matrices S = U V/√r, U (d, r), V (r, L) iid N(0, 1).
+    """Prior on rectangular matrices S = (U V)ᵀ/√r (L, d), U (d, r), V (r, L) iid N(0, 1).
 
     Args:
         aspect_ratio: β = L/d, a number > 0; in theory also infinity.

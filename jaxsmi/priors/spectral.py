@@ -56,7 +56,7 @@ class AbstractMatrixLaw(eqx.Module):
 
     Attributes:
         rank_ratio: ρ = r/d, the width of the factors over the dimension.
-        aspect_ratio: β, rows over columns.
+        aspect_ratio: β = L/d, rows over columns of S (L, d); 1 for symmetric S.
         symmetric: A symmetric matrix has eigenvalues, other matrices singular values.
     """
 

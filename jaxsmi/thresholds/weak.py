@@ -241,7 +241,7 @@ def weak_recovery(
     models, steps = [model], None
     if noises is not None:
         steps = ladder("noises", noises)
-        check(model.design.rows, "noises", noises, "None for a matrix model")
+        check(model.design.has_rows, "noises", noises, "None for a matrix model")
         # only numbers of the channel differ: one compilation for all noises
         channels = model.channel.noisy(steps)
         models = [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
