@@ -46,8 +46,8 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
 
-# empirical: how far the last block moves with t, per distance between the two tokens of u
-_STEEP = 0.55
+# empirical: slope of the last block in t, per distance between the two tokens of u
+_SLOPE = 0.55
 
 
 class AbstractAttentionChannel(AbstractChannel):
@@ -56,26 +56,26 @@ class AbstractAttentionChannel(AbstractChannel):
     layers: tuple[Layer, ...] = eqx.field(static=True)
     skip: Array
     beta: Array
-    pathwise = property(lambda self: True)  # smooth in the fields
+    pathwise = property(lambda self: True)  # labels are smooth in the fields
 
     @property
     def visible_rank(self) -> int:
-        """k = min(r, M - 1), the dimension of what a label shows of h_L (r, M), up to O(r)."""
+        """k = min(r, M - 1): a label determines k rows of h_L (r, M), up to O(r)."""
         return min(self.layers[-1].rank, self.tokens - 1)
 
     @property
     def constraints(self) -> int:
-        """Combinations of the fields that a label fixes: u (k, M) up to O(k); untied, of rank one,
-        the entries of a matrix q κᵀ with κ of mean zero."""
+        """Number of combinations of the fields that a label fixes: u (k, M) up to O(k); untied, of
+        rank one, the entries of a matrix q κᵀ with κ of mean zero."""
         k, M = self.visible_rank, self.tokens
         return k * M - k * (k - 1) // 2 if self.layers[-1].tied else 2 * M - 2
 
     def link(self, fields: Array) -> Array:
-        """y = S_L(h_L)."""
+        """Return y = S_L(h_L)."""
         return attention_link(fields, self.layers, self.skip, self.beta)
 
     def check_labels(self, labels: Array) -> None:
-        """Rows of y must be probabilities, in float64."""
+        """Check that rows of y are probabilities, in float64."""
         M = self.tokens
         fits = labels.ndim == 3 and labels.shape[1:] == (M, M)
         check(fits, "labels", labels, f"an array of shape (N, {M}, {M})")
@@ -93,8 +93,8 @@ class AbstractAttentionChannel(AbstractChannel):
         check(xp.all(gap < 1e-8), "labels", labels, "rows of y that sum to one")
 
     def observe(self, fields: Array, noise: Array) -> Array:
-        """h_L itself, of two tokens in a plane the part that the label shows: exact where labels
-        would underflow."""
+        """Return h_L itself, or the part that the label shows for two tokens in a plane: exact even
+        if labels would underflow."""
         h = last_fields(fields, self.layers, self.skip, self.beta)
         if not self.layers[-1].tied:
             return balanced(h[0], h[1])
@@ -103,8 +103,8 @@ class AbstractAttentionChannel(AbstractChannel):
         return h if self.visible_rank == 2 else _along_the_line(h)
 
     def statistic(self, labels: Array) -> Array:
-        """u (N, M), up to a sign for each sample; of rank two u (N, 2, M), up to a rotation;
-        untied, of rank one, (N, 2, M), up to a scale."""
+        """Invert labels to u (N, M), up to a sign for each sample; of rank two (N, 2, M), up to a
+        rotation; untied, of rank one, (N, 2, M), up to a scale."""
         if not self.layers[-1].tied:
             return jax.vmap(lambda y: invert_untied_attention(y, self.beta))(labels)
         u = jax.vmap(lambda y: invert_attention(y, self.beta, self.visible_rank))(labels)
@@ -115,8 +115,8 @@ class AbstractAttentionChannel(AbstractChannel):
 
 
 def _along_the_line(h: Array) -> Array:
-    """(v, 0) (2, 2) of the fields h of two tokens in a plane, v their components along h_2 - h_1:
-    a label does not show the other, which the tokens have in common."""
+    """Return (v, 0) (2, 2), v the components along h_2 - h_1 of the fields h of two tokens in a
+    plane: a label does not show the other component, which the tokens have in common."""
     difference = h[:, 1] - h[:, 0]
     v = difference @ h / jnp.sqrt(jnp.sum(difference**2))
     return jnp.stack([v, jnp.zeros_like(v)])
@@ -127,7 +127,7 @@ class SingleAttentionChannel(ClosedFormChannel, AbstractAttentionChannel):
     Z_out = Σ_s Π_m N(s u_m; ω_m, V)."""
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """log Σ_{s=±1} Π_m N(s u_m; ω_m, V)."""
+        """Return log Σ_{s=±1} Π_m N(s u_m; ω_m, V)."""
         v = V[0, 0]
         # the Jacobian of h -> y is the same for both signs, and drops out of g
         exponents = [-0.5 * jnp.sum((s * statistic - omega[0]) ** 2) / v for s in (1.0, -1.0)]
@@ -138,7 +138,8 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
     """The exact noiseless channel of attention layers, the last one head, tied of rank one or two,
     or untied of rank one, the others any.
 
-    The inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ variables) are integrated over. Two layers of two
+    The open variables are the inner blocks Z_1..Z_{L-1} (M Σ_{ℓ<L} P_ℓ of them); given these, the
+    branches are the last blocks that give the label (words: channels/fibres.py). Two layers of two
     tokens cost about 20 ns × 1024 nodes at the first level on one CPU core; a last layer of rank
     two costs some thousand times as much, its angle being integrated at each node (a single one of
     rank two below a millisecond a sample).
@@ -146,17 +147,17 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
 
     @property
     def inner(self) -> int:
-        """Rows of the inner layers."""
+        """Number of rows of the inner layers."""
         return self.indices - self.layers[-1].indices
 
     @property
     def open_variables(self) -> int:
-        """The fields of the inner layers."""
+        """Number of fields of the inner layers."""
         return self.inner * self.tokens
 
     def first_level(self, u: Array, root: Array) -> Array:
-        """The level of grids by the narrowest feature in t: the last block given the inner ones, in
-        units of the widest inner field."""
+        """Choose the first level of grids by the narrowest feature in t: the deviation of the last
+        block given the inner ones, in units of the widest inner field."""
         P = self.inner
         level = lambda width: level_for_width(self.open_variables, self.budget, width)
         width = jnp.min(jnp.diagonal(root)[P:]) / jnp.max(jnp.diagonal(root)[:P])
@@ -165,12 +166,12 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
         # of two layers and two tokens one level for each sample, as the last block moves with t as
         # far as the tokens of u lie apart [theory: deep-attention, Eq. (17a)]
         apart = jnp.abs(u[:, 0, 0] - u[:, 0, 1])
-        each = width / jnp.maximum(_STEEP * apart, jnp.finfo(u.dtype).tiny)
+        widths = width / jnp.maximum(_SLOPE * apart, jnp.finfo(u.dtype).tiny)
         # few samples at a level of their own leave most of a block empty
-        return jnp.minimum(level(each), level(width) + 2)
+        return jnp.minimum(level(widths), level(width) + 2)
 
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
-        """From u (N, M) or (N, 2, M)."""
+        """Return the integrals for u (N, M) or (N, 2, M)."""
         P, M, last = self.inner, self.tokens, self.layers[-1]
         rank = last.indices
         nested = rank > 1
@@ -208,8 +209,8 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
 
 
 def shifted_rows(omega: Array, root: Array, t: Array, free: int) -> tuple[Array, Array]:
-    """Fields (free, M, S, n) of the first whitened rows at nodes t (n, free M), and the means
-    (P - free, M, S, n) of the others given them; omega (S, P, M)."""
+    """Return the fields (free, M, S, n) of the first rows at whitened nodes t (n, free M), and the
+    means (P - free, M, S, n) of the others given them; omega (S, P, M)."""
     rows = t.T.reshape(free, omega.shape[2], len(t))
     # a sum, not a contraction: which would round in single precision on some GPUs
     moved = lambda w, L: (
@@ -220,8 +221,8 @@ def shifted_rows(omega: Array, root: Array, t: Array, free: int) -> tuple[Array,
 
 
 def _signs(block: Sequence[Array], centre: Array, root: Array) -> list[Branch]:
-    """Both signs of a last block of rank one, M arrays (1, S, n); `centre` is its mean given the
-    inner fields, `root` (1, 1) its Λ."""
+    """Return the branches of both signs of a last block of rank one, M arrays (1, S, n); `centre`
+    is its mean given the inner fields, `root` (1, 1) its Λ."""
     signs = []
     for sign in (1.0, -1.0):
         r = [(sign * x[0] - c) / root[0, 0] for x, c in zip(block, centre[0], strict=True)]

@@ -42,40 +42,40 @@ class Layer(NamedTuple):
 
     @property
     def indices(self) -> int:
-        """Rows of W that the layer has."""
+        """Number of rows of W in the layer."""
         return self.rank * self.heads * (1 if self.tied else 2)
 
     @property
     def invertible(self) -> bool:
-        """Its attention matrix gives its fields back, up to a sign or a rotation of the plane,
-        untied up to a scale (which the channel integrates over)."""
+        """True if the attention matrix determines the fields of the layer, up to a sign or a
+        rotation of the plane, untied up to a scale (which the channel integrates over)."""
         return self.heads == 1 and self.rank <= (2 if self.tied else 1)
 
 
 def scores(h: Array, layer: Layer) -> Array:
-    """qᵀk of each head (H, M, M, ...), of fields h (P, M, ...)."""
+    """Compute qᵀk of each head (H, M, M, ...), of fields h (P, M, ...)."""
     parts = h.reshape(layer.heads, 1 if layer.tied else 2, layer.rank, *h.shape[1:])
     return jnp.sum(parts[:, 0, :, :, None] * parts[:, -1, :, None], axis=1)
 
 
 def transfer(A: Matrix, block: Array) -> Array:
-    """Z Aᵀ of a block Z (P, M, ...): mixes the tokens of each row."""
+    """Mix the tokens of each row of a block Z (P, M, ...): Z Aᵀ."""
     mixed = [sum(a * block[:, j] for j, a in enumerate(row)) for row in A]
     return jnp.stack(mixed, axis=1)
 
 
 def softmax(scores: Array, beta: Array) -> Array:
-    """The mean over heads of σ_β (M, M, ...), every entry to full relative accuracy."""
+    """Average σ_β (M, M, ...) over heads, every entry to full relative accuracy."""
     return jnp.mean(jax.nn.softmax(beta * scores, axis=2), axis=0)
 
 
 def hardmax(scores: Array) -> Array:
-    """σ_∞ of scores (.., M, M): each row points at its largest entry."""
+    """Compute σ_∞ of scores (.., M, M): each row points at its largest entry."""
     return jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=scores.dtype)
 
 
 def with_skip(scores: Array, skip: Array, beta: Array) -> Matrix:
-    """A = c I + the mean of σ_β of the scores (H, M, M, ...) of each head."""
+    """Compute A = c I + the mean over heads of σ_β of the scores (H, M, M, ...)."""
     # entries by themselves: XLA on a CPU computes a stack anew for each entry that is read
     M = scores.shape[1]
     if M == 2:
@@ -89,7 +89,7 @@ def with_skip(scores: Array, skip: Array, beta: Array) -> Matrix:
 
 
 def eliminate(A: Matrix, right: Sequence[Array] | Array) -> tuple[list[Array], Array]:
-    """A^{-1} right, of right sides (M, ...) or (M, K, ...), and 1/|det A|.
+    """Solve for A^{-1} right, of right sides (M, ...) or (M, K, ...), and return 1/|det A| too.
 
     No pivoting: c I + σ(Gram) has positive leading minors, being similar to a PSD matrix. A mean of
     heads, or untied ones, may be singular on a surface, where the weight of the integrand vanishes.
@@ -115,7 +115,8 @@ def eliminate(A: Matrix, right: Sequence[Array] | Array) -> tuple[list[Array], A
 
 
 def unmix(matrices: Sequence[Matrix], right: Sequence[Array] | Array) -> tuple[list[Array], Array]:
-    """B^{-1} right, B = .. A_2 A_1, and 1/|det B|, of right sides as in `eliminate`."""
+    """Solve for B^{-1} right, B = .. A_2 A_1, and return 1/|det B| too; right sides as in
+    `eliminate`."""
     x = list(right)
     inverse_det = jnp.ones((), x[0].dtype)
     for A in reversed(matrices):
@@ -127,8 +128,8 @@ def unmix(matrices: Sequence[Matrix], right: Sequence[Array] | Array) -> tuple[l
 def mixing_matrices(
     fields: Array, layers: Sequence[Layer], skip: Array, mixing: Callable[[Array, Array], Matrix]
 ) -> list[Matrix]:
-    """A_1, A_2, .. of layers whose fields (P, M, ...) are Z, by `mixing` of the scores of a layer
-    and of c_ℓ."""
+    """Compute A_1, A_2, .. of layers whose fields (P, M, ...) are Z, by `mixing` of the scores of a
+    layer and of c_ℓ."""
     matrices: list[Matrix] = []
     for number, (h, layer) in enumerate(zip(split_rows(fields, layers), layers, strict=True)):
         for A in matrices:
@@ -138,7 +139,7 @@ def mixing_matrices(
 
 
 def split_rows(rows: Array, layers: Sequence[Layer]) -> list[Array]:
-    """Rows (P, ...) grouped by layer."""
+    """Group rows (P, ...) by layer."""
     ends = np.cumsum([layer.indices for layer in layers])
     return [rows[end - layer.indices : end] for end, layer in zip(ends, layers, strict=True)]
 
@@ -150,7 +151,7 @@ def last_fields(
     beta: Array | float,
     mixing: Callable[..., Matrix] = with_skip,
 ) -> Array:
-    """h_L = Z_L B_{L-1}ᵀ (P_L, M) from the fields (P, M)."""
+    """Compute h_L = Z_L B_{L-1}ᵀ (P_L, M) from the fields (P, M)."""
     free = sum(layer.indices for layer in layers[:-1])
     # layer by layer, as the mixing of a layer needs the fields of those before
     h = fields[free:]
@@ -161,13 +162,13 @@ def last_fields(
 
 
 def attention_link(fields: Array, layers: tuple[Layer, ...], skip: Array, beta: Array) -> Array:
-    """y = S_L(h_L) (M, M) from the fields (P, M)."""
+    """Compute y = S_L(h_L) (M, M) from the fields (P, M)."""
     return softmax(scores(last_fields(fields, layers, skip, beta), layers[-1]), beta)
 
 
 def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array:
-    """y (M, M) of the same network with every softmax a hardmax: the limit β -> ∞, whose derivative
-    is zero."""
+    """Compute y (M, M) of the same network with every softmax a hardmax: the limit β -> ∞, whose
+    derivative is zero."""
     mean = lambda scores: jnp.mean(hardmax(scores), axis=0)
     mixing = lambda scores, skip, beta: mean(scores) + skip * jnp.eye(fields.shape[1])
     h = last_fields(fields, layers, skip, jnp.inf, mixing)
@@ -175,7 +176,7 @@ def hardmax_link(fields: Array, layers: tuple[Layer, ...], skip: Array) -> Array
 
 
 def invert_attention(labels: Array, beta: Array, rank: int = 1) -> Array:
-    r"""h (r, M), up to an orthogonal matrix, from y = σ_β(hᵀh) (M, M) in float64, r < M.
+    r"""Solve y = σ_β(hᵀh) (M, M), in float64, for h (r, M), up to an orthogonal matrix, r < M.
 
     a_ij = log(y_ij/y_ii)/β = h_i·(h_j - h_i); a_ij + a_ji = -|h_i - h_j|². Distances give h up to
     its mean, which is then linear in a. Then Gauss-Newton steps on all pairs.
@@ -202,7 +203,7 @@ def invert_attention(labels: Array, beta: Array, rank: int = 1) -> Array:
 
 
 def invert_untied_attention(labels: Array, beta: Array) -> Array:
-    r"""`balanced` query and centred key (2, M) from y = σ_β(q kᵀ) (M, M) in float64.
+    r"""Solve y = σ_β(q kᵀ) (M, M), in float64, for query and centred key (2, M), `balanced`.
 
     log y/β less its mean over each row is q κᵀ, κ = k less its mean: its row and its column through
     the largest entry, and one step of least squares for each.
@@ -218,7 +219,7 @@ def invert_untied_attention(labels: Array, beta: Array) -> Array:
 
 
 def balanced(q: Array, k: Array) -> Array:
-    """(x, x') (2, M), of one length: c x and x'/c are q and k less its mean, for some c > 0."""
+    """Scale to (x, x') (2, M) of one length: c x and x'/c are q and k less its mean, c > 0."""
     k = k - jnp.mean(k)
     lengths = (jnp.sum(q * q), jnp.sum(k * k))
     # of all c the one at which neither factor overflows
@@ -227,8 +228,8 @@ def balanced(q: Array, k: Array) -> Array:
 
 
 def _from_distances(a: Array, rank: int) -> Array:
-    """h (r, M) from a_ij = h_i·(h_j - h_i): distances give h - mean, by the leading eigenvectors of
-    its Gram matrix, and a_ij - a_ii = h_i·(h_j - h_i) is linear in the mean."""
+    """Solve a_ij = h_i·(h_j - h_i) for h (r, M): distances give h - mean, by the leading
+    eigenvectors of its Gram matrix, and a_ij - a_ii = h_i·(h_j - h_i) is linear in the mean."""
     M = a.shape[0]
     centring = jnp.eye(M, dtype=a.dtype) - 1.0 / M
     values, vectors = jnp.linalg.eigh(centring @ (0.5 * (a + a.T)) @ centring)

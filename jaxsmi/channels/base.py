@@ -48,8 +48,8 @@ class Posterior(eqx.Module):
 
     Attributes:
         log_partition: log Z_out.
-        g: Response V^{-1}(E[z|y] - ω), (P, M).
-        dg: Its derivative in ω, (P, M, P, M).
+        g: V^{-1}(E[z|y] - ω), (P, M).
+        dg: Derivative of g in ω, (P, M, P, M).
         ess: Effective number of integration nodes (inf for closed forms).
         error: Estimated error of g, relative to 1 + max|g|.
         dg_error: Estimated error of dg, relative to 1 + max|dg|.
@@ -67,7 +67,7 @@ class Posterior(eqx.Module):
 
     @property
     def factors(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """(g, ∂g) of a batch twice, as the two factors of a product that is averaged."""
+        """Two pairs (g, ∂g) of a batch, the factors of a product that is averaged."""
         # independent halves: the noise of random nodes drops out of a product, not of a square
         if self.halves is None:
             return (self.g, self.dg), (self.g, self.dg)
@@ -80,7 +80,8 @@ class Posterior(eqx.Module):
 
 
 class Response(eqx.Module):
-    """Average of g gᵀ over fields and labels at one overlap.
+    """Average of Σ_m g_m g_mᵀ over fields and labels at one overlap: the precision that a label
+    adds.
 
     Attributes:
         mean: E Σ_m g_m g_mᵀ, (P, P).
@@ -103,8 +104,8 @@ class Response(eqx.Module):
 def redraw_labels(
     channel: AbstractChannel, omega: Array, V: Array, normal: Array, noise: Array
 ) -> Array:
-    """Labels (N, ...) of fields ω + V^{1/2} η: ω and η, standard `normal`, (N, P, M), V (P, P), and
-    `noise` (N, noise_size)."""
+    """Draw labels (N, ...) of fields ω + V^{1/2} η, with ω and η (`normal`) (N, P, M), V (P, P),
+    and `noise` (N, noise_size)."""
     fields = omega + jnp.einsum("pq,nqm->npm", sqrt_psd(V), normal)
     return jax.vmap(channel.label)(fields, noise)
 
@@ -112,7 +113,7 @@ def redraw_labels(
 def draw_posteriors(
     channel: AbstractChannel, Q: Array, V: Array, *, key: PRNGKeyArray, points: int, nets: int
 ) -> Posterior:
-    """Posteriors of points × nets labels that are drawn at overlap Q, net by net."""
+    """Compute the posteriors of points × nets labels that are drawn at overlap Q, net by net."""
     P, M, count = channel.indices, channel.tokens, points * nets
     normals = randomised_gaussians(key, points, nets, 2 * P * M + channel.noise_size)
     normals = normals.reshape(count, -1)
@@ -129,8 +130,9 @@ def draw_posteriors(
 def weighted_posteriors(
     channel: AbstractChannel, Q: Array, V: Array, *, key: PRNGKeyArray, points: int, nets: int
 ) -> tuple[Posterior, Array]:
-    """Posteriors at overlap Q with weights (n,) of mean one, net by net: those of drawn labels, or,
-    of finitely many, of every label at every ω with its probability Z_out."""
+    """Compute posteriors at overlap Q with weights (n,) of mean one, net by net: of drawn labels of
+    weight one, or, if labels are finitely many, of each at every ω, weighted by its probability
+    Z_out."""
     outcomes = channel.outcomes
     if outcomes is None:
         post = draw_posteriors(channel, Q, V, key=key, points=points, nets=nets)
@@ -165,19 +167,19 @@ def _respond_by_net(
 def response_of(
     channel: AbstractChannel, post: Posterior, weight: Array, nets: int, tangents: bool = True
 ) -> Response:
-    """The response from the posteriors and weights of `weighted_posteriors`."""
+    """Average the posteriors of `weighted_posteriors`, by their weights, to a response."""
     P = channel.indices
-    each = weight[:, None, None]
+    w = weight[:, None, None]
     (g, dg), (g_too, dg_too) = post.factors
-    outer = each * symmetric(jnp.einsum("npm,nqm->npq", g, g_too))
-    curvature = -each * jnp.einsum("npmqm->npq", 0.5 * (dg + dg_too))
+    outer = w * symmetric(jnp.einsum("npm,nqm->npq", g, g_too))
+    curvature = -w * jnp.einsum("npmqm->npq", 0.5 * (dg + dg_too))
     outer, curvature = (x.reshape(nets, -1, P, P) for x in (outer, curvature))
     # summed over all labels, E Σ g gᵀ = -E Σ ∂g holds at every ω: nothing is left to control
     drawn = channel.outcomes is None
     replicas = _controlled(outer, outer - curvature) if drawn else jnp.mean(outer, axis=1)
     jacobian = jnp.zeros((P, P, P, P), outer.dtype)
     if tangents:
-        jacobian = conjugation(each[..., None, None] * dg, dg_too)
+        jacobian = conjugation(w[..., None, None] * dg, dg_too)
     # 0 log 0 = 0, of labels without probability
     values = jnp.where(weight > 0.0, weight * post.log_partition, 0.0)
     log_partition = jnp.mean(values.reshape(nets, -1), axis=1)
@@ -188,7 +190,7 @@ def response_of(
 
 
 def _controlled(values: Array, control: Array) -> Array:
-    """Means (R, ...) of values (R, n, ...) with a control variate of mean zero.
+    """Average values (R, n, ...) over n with a control variate of mean zero.
 
     E Σ g gᵀ = -E Σ ∂g: their difference is the control. It is exact for a linear channel.
     """
@@ -209,32 +211,32 @@ class AbstractLabels(eqx.Module):
 
     @property
     def unsupported_reason(self) -> str | None:
-        """Why there is no posterior, as one sentence with its remedy; None where there is one."""
+        """One sentence, with the remedy, on why there is no posterior; None if there is one."""
         return None
 
     def noisy(self, noises: Array) -> Sequence[AbstractChannel]:
-        """The same link with Gaussian label noise of these variances (K,), for the limit of
-        vanishing noise; a ValueError where there is no such limit."""
+        """Return the same link with Gaussian label noise of these variances (K,), for the limit of
+        vanishing noise; raise a ValueError if there is no such limit."""
         del noises
         raise ValueError("noises: got some for labels that have a posterior; allowed: None.")
 
     @property
     def constraints(self) -> int | None:
-        """Number of combinations of a sample's fields that a noiseless label fixes; None where it
-        is not known."""
+        """Number of combinations of a sample's fields that a noiseless label fixes; None if
+        unknown."""
         return None
 
     @property
     def outcomes(self) -> Array | None:
-        """All labels (K, ...), where they are finitely many; None for a continuum."""
+        """All labels (K, ...), if they are finitely many; None for a continuum."""
         return None
 
     @property
     def pathwise(self) -> bool | Array:
-        """The derivative of an average over labels is the average of the derivatives at its points:
-        labels are summed over, or move continuously with the fields. Derivatives in numbers of the
-        model are NaN where this is false, as points miss jumps. A channel that does not state it is
-        examined numerically."""
+        """True if pathwise derivatives of averages over labels are valid: labels vary continuously
+        with the fields, or are summed over. Otherwise points miss the jumps, and derivatives in
+        parameters of the model are NaN. A bool if the class knows it, which `is True` and `is
+        False` test inside jit; else an array, from a numerical search for jumps."""
         if self.outcomes is not None:
             return True
         return continuous(self.link, self.indices, self.tokens)
@@ -246,21 +248,21 @@ class AbstractLabels(eqx.Module):
 
     @property
     def noiseless(self) -> Array:
-        """A label fixes combinations of the fields exactly, so that V may fall to 0 by a constant
-        factor a step (a boolean, traced or not)."""
+        """True (a boolean, traced or not) if a label fixes combinations of the fields exactly, so
+        that V may fall to 0 by a constant factor a step."""
         return jnp.asarray(self.noise_size == 0)
 
     @property
     def drawable(self) -> bool:
-        """Labels can be drawn (not from a likelihood without a sampler)."""
+        """True if labels can be drawn (not from a likelihood without a sampler)."""
         return True
 
     @abc.abstractmethod
     def link(self, fields: Array) -> Array:
-        """The label of one sample without its noise, from its fields (P, M)."""
+        """Return the label of one sample without its noise, from its fields (P, M)."""
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """The label of one sample from its fields (P, M) and `noise` (noise_size,) standard
+        """Return the label of one sample from its fields (P, M) and `noise` (noise_size,) standard
         normals."""
         del noise
         return self.link(fields)
@@ -276,35 +278,35 @@ class AbstractChannel(AbstractLabels):
 
     @abc.abstractmethod
     def check_labels(self, labels: Array) -> None:
-        """Raise a ValueError where concrete labels (N, ...) are outside the channel's range."""
+        """Raise a ValueError for concrete labels (N, ...) outside the channel's range."""
 
     def statistic(self, labels: Array) -> Array:
-        """The function of the labels (N, ...) that `respond` takes, computed once per dataset; the
-        labels themselves unless a channel says otherwise."""
+        """Compute from the labels (N, ...), once per dataset, the function of them that `respond`
+        takes (such as inverted labels): by default the labels themselves."""
         return labels
 
     def observe(self, fields: Array, noise: Array) -> Array:
-        """The statistic of a label drawn from fields (P, M)."""
+        """Return the statistic of a label drawn from fields (P, M)."""
         return self.statistic(self.label(fields, noise)[None])[0]
 
     @abc.abstractmethod
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """Posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
+        """Compute the posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
 
     @property
     @abc.abstractmethod
     def tolerance(self) -> Array:
-        """The error of g that counts as accurate (infinite for closed forms)."""
+        """Error of g up to which it counts as accurate (infinite for closed forms)."""
 
     @property
     def random_nodes(self) -> bool:
-        """`respond` integrates over random nodes, which its key draws."""
+        """True if `respond` integrates over random nodes, which its key draws."""
         return False
 
     @property
     def averaging(self) -> AbstractChannel:
-        """The channel that averages over labels integrate with: they may need less accuracy of each
-        posterior than message passing does."""
+        """Channel for averages over labels, which may need less accuracy of each posterior than
+        message passing does."""
         return self
 
     def posterior(self, y: ArrayLike, omega: ArrayLike, V: ArrayLike, key: Key = None) -> Posterior:
@@ -369,18 +371,18 @@ class AbstractChannel(AbstractLabels):
         nets: int,
         tangents: bool = True,
     ) -> Response:
-        r"""E Σ_m g_m g_mᵀ over ω ~ N(0, Q ⊗ I), z ~ N(ω, V ⊗ I), y ~ p(y|z).
+        r"""Average Σ_m g_m g_mᵀ over ω ~ N(0, Q ⊗ I), z ~ N(ω, V ⊗ I), y ~ p(y|z).
 
         Args:
             Q: Overlap (P, P); Q + V is the second moment of the signal.
             V: Covariance of the fields (P, P).
-            key: Of the points.
+            key: Random key of the points.
             points: Points in each net, a power of two.
             nets: Independent scrambles of one net.
             tangents: Compute `jacobian`, too, from d response = E Σ ∂g dQ ∂gᵀ.
 
         Returns:
-            A `Response`; NaN where Q or V is not finite or V is not positive definite.
+            A `Response`; NaN if Q or V is not finite or V is not positive definite.
         """
         if key is None:
             raise ValueError("key: got None; allowed: a key: jax.random.key(0).")
@@ -389,7 +391,7 @@ class AbstractChannel(AbstractLabels):
         return response_of(self, post, weight, nets, tangents)
 
     def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
-        """`response` on few points, for the precision "state" of message passing."""
+        """Compute `response` on few points, for the precision "state" of message passing."""
         return self.response(Q, V, key=key, points=512, nets=4, tangents=False).mean
 
 
@@ -405,10 +407,10 @@ class ClosedFormChannel(AbstractChannel):
 
     @abc.abstractmethod
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """log Z_out for one sample: statistic of its label, omega (P, M), V (P, P)."""
+        """Return log Z_out of one sample: statistic of its label, omega (P, M), V (P, P)."""
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """Batch posterior."""
+        """Compute the posterior of a batch."""
 
         def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
             y, w = sample
@@ -424,7 +426,7 @@ class ClosedFormChannel(AbstractChannel):
 
     @property
     def tolerance(self) -> Array:
-        """Closed forms are exact."""
+        """Infinity: closed forms are exact."""
         return jnp.asarray(jnp.inf)
 
 

@@ -1,16 +1,21 @@
-r"""Channels that integrate over what a label leaves open: a fibre of the fields.
+r"""Channels that integrate over the fields that give a label.
+
+Words here: the fibre of a label is the set of fields that give it; its open variables t are the
+coordinates along it, which the label does not fix; a branch s is one of the discrete solutions at
+given t (signs, mirror images). The statistic of a label is the function of it that `respond` takes,
+and a level is a number of nodes in a sequence of rules, from few to many.
 
 Equations here [theory: numerics, Eqs. (7), (8)]; L Lᵀ = V, τ = L^{-1}(z - ω) the whitened fields:
 
     Z_out = e^{-log_norm} Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,    τ = (t, r_s(t)) on the fibre
     g  = L^{-ᵀ} ⟨τ⟩,      ∂g = L^{-ᵀ} (Cov τ - I) L^{-1}
 
-A channel says how many variables t are open, and gives weights and residuals at their nodes
+A channel says how many variables t are open, and gives weights and residuals r_s at their nodes
 (`fibre`). Residuals stay right when V goes to zero, where a density in z would not.
 
-Where a branch is itself an integral, done by a rule of its own at each node of t, a rule with fewer
-nodes, half or two thirds of them, is compared with it at each node: with d the difference of mass
-and of means of residuals, d^{3/2} is the error of the finer one where d < 1, as of grids [theory:
+A nested branch is itself an integral, done by a rule of its own at each node of t. A rule with
+fewer nodes, half or two thirds of them, is compared with it at each node: with d the difference of
+mass and of means of residuals, d^{3/2} is the error of the finer one if d < 1, as of grids [theory:
 numerics, Eq. (4)]. Its mean over t, one more residual, bounds the error of the whitened means.
 """
 
@@ -33,14 +38,14 @@ from jaxsmi.numerics.refining import Budget, Integral, Moments, Respond, self_re
 from jaxsmi.numerics.refining_rules import Nodes, grid_fits
 from jaxsmi.numerics.refining_sums import Branch, moments_of, sums_over
 
-# |τ_i| + |τ_j|, by which an error of the means is one of the second moments: two deviations each
-_SIZE = 4.0
-_BLOCK = 256  # samples at once where there is nothing but integrals inside: some 100 MB
+# |τ_i| + |τ_j|, two deviations each: factor from an error of the means to one of second moments
+_MAX_TAU = 4.0
+_BLOCK_SIZE = 256  # samples at once, if all integrals are nested: some 100 MB
 
 
 class Fibre(NamedTuple):
-    """The integrals of a batch, the logarithm of what they lack in the denominator, and `nested`:
-    branches are integrals, with their error as last residual."""
+    """Integrals over the fibres of a batch of labels, the logarithm of the norm that they are
+    divided by, and `nested`: branches are integrals, with their error as last residual."""
 
     integral: Integral
     log_norm: Array | float
@@ -48,31 +53,32 @@ class Fibre(NamedTuple):
 
 
 class FibreChannel(AbstractChannel):
-    """A channel whose posterior is an integral over what a label leaves open."""
+    """A channel whose posterior is an integral over the fibre of a label (module docstring)."""
 
     budget: Budget
 
     @property
     @abc.abstractmethod
     def open_variables(self) -> int:
-        """Number of variables that the integral is over."""
+        """Number of variables t that a label leaves open."""
 
     @abc.abstractmethod
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
-        """The integrals of statistic (N, ...), omega (N, P, M), and the lower root of V (P, P)."""
+        """Return the integrals for statistic (N, ...), omega (N, P, M) and the lower triangular
+        root of V (P, P)."""
 
     @property
     def tolerance(self) -> Array:
-        """That of the integral."""
+        """Error of g that the integral aims at."""
         return self.budget.tolerance
 
     @property
     def random_nodes(self) -> bool:
-        """In more variables than a grid can cover."""
+        """True if the open variables are more than a grid can cover."""
         return not grid_fits(self.open_variables, self.budget.max_nodes)
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """Batch posterior from statistic (N, ...), omega (N, P, M), V (P, P)."""
+        """Compute the posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
         # triangular, so that the first whitened rows, the nodes t, are fields of the first
         # layers alone
         root = jnp.linalg.cholesky(V)
@@ -96,13 +102,14 @@ class FibreChannel(AbstractChannel):
 
 
 def single_suffices(budget: Budget, deviation: Array) -> Array:
-    """Single precision is enough for residuals of fields of this deviation given the others."""
+    """Return True if single precision is enough for residuals of fields of this standard deviation
+    given the others."""
     # rounding moves z by ε|z| and with it g by ε|z|/V: a hundredth of the tolerance is no loss
     return 0.01 * budget.tolerance * deviation**2 >= jnp.finfo(jnp.float32).eps
 
 
 def _unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Array, Array]:
-    """g (S, P, M) and ∂g (S, P, M, P, M) from moments of the whitened fields τ (S, P M)."""
+    """Return g (S, P, M) and ∂g (S, P, M, P, M) from moments of the whitened fields τ (S, P M)."""
     P, M = len(L), tokens
     # the inverse of a small matrix once, not a solve for each sample
     inverse = solve_triangular(L, jnp.eye(P, dtype=L.dtype), lower=True)
@@ -112,8 +119,8 @@ def _unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Ar
 
 
 def whitened_response(root: Array, tokens: int, nested: bool = False) -> Respond:
-    """g and ∂g as functions of the moments of whitened fields; `nested`: of g (S, P M + 1) the last
-    component is the error."""
+    """Return the function from the moments of whitened fields to g and ∂g; `nested`: g (S, P M + 1)
+    has the error of the nested rule as last component."""
     if not nested:
         return functools.partial(_unwhiten, root, tokens)
 
@@ -131,8 +138,8 @@ def with_difference(
     difference: Array,
     power: float = 1.5,
 ) -> Branch:
-    """A branch that is an integral, with the error of its rule as one residual more; `difference`
-    is that from a rule with fewer nodes."""
+    """Build a nested branch, with the error of its rule as one residual more, from the `difference`
+    to a rule with fewer nodes."""
     size = len(means)
     error = jnp.where(difference < 1.0, difference**power, difference)
     none = jnp.zeros_like(error)
@@ -141,7 +148,7 @@ def with_difference(
 
 
 def _without_difference(moments: Moments, root: Array) -> Moments:
-    """Moments without the component that is an error, which their errors then include."""
+    """Move the last component, the error of nested branches, from the moments to their errors."""
     # an error of the means of τ becomes one of g by L^{-ᵀ}: bounded by its largest row sum
     g = moments.g[..., :-1]
     inverse = solve_triangular(root, jnp.eye(len(root), dtype=root.dtype), lower=True)
@@ -152,8 +159,8 @@ def _without_difference(moments: Moments, root: Array) -> Moments:
     error = moments.error + off / relative(g)
     # a field of size one is rounded by ε/√V in units of τ, and Cov τ - I by as much: where V is
     # small and a label says little of it that difference, over V, loses digits
-    rounding = _SIZE * jnp.finfo(g.dtype).eps * inverse**3
-    dg_error = moments.dg_error + (_SIZE * inverse * off + rounding) / relative(moments.dg)
+    rounding = _MAX_TAU * jnp.finfo(g.dtype).eps * inverse**3
+    dg_error = moments.dg_error + (_MAX_TAU * inverse * off + rounding) / relative(moments.dg)
     moments = eqx.tree_at(lambda m: (m.g, m.error, m.dg_error), moments, (g, error, dg_error))
     if moments.halves is None:
         return moments
@@ -162,7 +169,7 @@ def _without_difference(moments: Moments, root: Array) -> Moments:
 
 
 def _direct_moments(integral: Integral) -> Moments:
-    """The moments where no variable t is open: branches at a single node."""
+    """Compute moments without open variables: branches at a single node."""
 
     def one(sample: PyTree) -> Moments:
         # one sample as a block of one, with a node that has no coordinates and weight one
@@ -175,5 +182,5 @@ def _direct_moments(integral: Integral) -> Moments:
         log_mass = sums.top[0] + jnp.log(sums.mass[0])
         return Moments(log_mass, g[0], dg[0], jnp.inf + floor, floor, floor, jnp.ones((), int))
 
-    size = min(_BLOCK, len(integral.samples[0]))
+    size = min(_BLOCK_SIZE, len(integral.samples[0]))
     return lax.map(one, integral.samples, batch_size=size)

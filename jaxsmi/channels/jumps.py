@@ -39,8 +39,8 @@ class _Changes(NamedTuple):
 
 
 def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
-    """A label (of any shape) is continuous in fields (P, M): a boolean, traced where the law's
-    parameters are.
+    """Return True if a label (of any shape) is continuous in fields (P, M): a boolean, traced if
+    the law's parameters are.
 
     Cost: some 10⁵ labels.
     """
@@ -48,14 +48,14 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
 
 
 def _jumps(changes: _Changes) -> Array:
-    """The last change exceeds the smallest jump that can be distinguished from a steep rise."""
+    """Return True if the last change exceeds the smallest jump that differs from a steep rise."""
     # far above rounding of a label, far below any jump that matters
     smallest = 1e-6 if theory_dtype() == jnp.float64 else 1e-3
     return changes.late > smallest * changes.scale
 
 
 def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Changes:
-    """The largest change that halving finds."""
+    """Find the largest change of a label across an interval, by halving."""
     dtype = theory_dtype()
     # until neighbours in floating point: 2^-7 of a line to rounding
     halvings = 44 if dtype == jnp.float64 else 18
@@ -65,7 +65,7 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
     last = jnp.asarray(ends[1], dtype)
 
     def label(t: Array) -> Array:
-        """Labels (lines, intervals, ..) at the places t (lines, intervals) of the lines."""
+        """Return labels (lines, intervals, ..) at the points t (lines, intervals) of the lines."""
         place = t[..., None, None]
         fields = (1.0 - place) * first[:, None] + place * last[:, None]
         return jax.vmap(jax.vmap(law))(fields).reshape(*t.shape, -1)
@@ -96,8 +96,8 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
 
 
 def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
-    """The gradient of a label jumps, or turns so fast that grids see a jump of it (`_TURN`); where
-    JAX has none, it may.
+    """Return True if the gradient of a label jumps, or turns so fast that grids see a jump of it
+    (`_TURN`), or if JAX has none.
 
     Cost: some 10⁵ gradients.
     """

@@ -28,14 +28,14 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
 
-# the slope of a link: places t, the step of differences in t, and samples at once (empirical: the
-# level that it leads to is then that of the exact slope, or one above)
-_PLACES = 8
-_STEP = 1e-2
-_BATCH = 4096
-# widths in one variable that call for 256 and for 8192 nodes, where a kink and a jump are resolved
-_KINK = 0.017
-_JUMP = 5.2e-4
+# slope of a link: random t, the step of differences in t, and samples at once (empirical: the
+# level that it leads to is then the level of the exact slope, or one above)
+_SLOPE_POINTS = 8
+_SLOPE_STEP = 1e-2
+_BLOCK_SIZE = 4096
+# widths in one variable that call for 256 and for 8192 nodes, which resolve a kink and a jump
+_KINK_WIDTH = 0.017
+_JUMP_WIDTH = 5.2e-4
 
 
 class Likelihood(eqx.Module):
@@ -44,7 +44,7 @@ class Likelihood(eqx.Module):
     Attributes:
         log_likelihood: log p(y|z) of (y, z).
         sampler: Draws a label from (key, z).
-        outcomes: All labels (K, ...), where they are finitely many.
+        outcomes: All labels (K, ...), if they are finitely many.
         counts: Labels are integers >= 0.
     """
 
@@ -75,24 +75,24 @@ class Likelihood(eqx.Module):
 
     @property
     def drawn(self) -> bool:
-        """Labels can be drawn: not from a likelihood alone."""
+        """True if labels can be drawn: not from a likelihood alone."""
         alone = self.sampler is None and self.outcomes is None
         return self.log_likelihood is None or not alone
 
     def odds(self, fields: Array) -> Array:
-        """p(y_k|z) of all labels (K,), where they are few."""
+        """Return p(y_k|z) of all labels (K,), which must be few."""
         assert self.log_likelihood is not None
         assert self.outcomes is not None
         return jnp.exp(jax.vmap(self.log_likelihood, in_axes=(0, None))(self.outcomes, fields))
 
     def mean(self, fields: Array) -> Array:
-        """E[y|z], where labels are few."""
+        """Return E[y|z] of labels that are few."""
         odds = self.odds(fields)
         assert self.outcomes is not None
         return jnp.tensordot(odds, self.outcomes, axes=1) / jnp.sum(odds)
 
     def draw(self, fields: Array, normal: Array) -> Array:
-        """A label of fields, from one standard normal."""
+        """Draw a label of fields, from one standard normal."""
         if self.outcomes is not None:
             odds = jnp.cumsum(self.odds(fields))
             # times the sum: odds that a user rounded may end below one
@@ -106,8 +106,8 @@ class Likelihood(eqx.Module):
 
 
 class IntegratedChannel(FibreChannel):
-    """p(y|z) = N(y; link(z), Δ) or exp(log_likelihood(y, z)) for any JAX link, integrated over all
-    P·M fields."""
+    """p(y|z) = N(y; link(z), Δ) or exp(log_likelihood(y, z)) for any JAX link. Its labels fix no
+    field: all P·M fields are open variables of the integral (words: channels/fibres.py)."""
 
     law: Callable[[Array], Array]
     noise: Array
@@ -120,55 +120,55 @@ class IntegratedChannel(FibreChannel):
 
     @property
     def open_variables(self) -> int:
-        """All fields."""
+        """Number of all fields."""
         return self.indices * self.tokens
 
     @property
     def outcomes(self) -> Array | None:
-        """Those of a user's law."""
+        """All labels of a user's law, if it has finitely many."""
         return self.labels.outcomes
 
     @property
     def jumps(self) -> Array:
-        """p(y|z) jumps with z, examined numerically; of a user's law without outcomes it may."""
+        """True if p(y|z) jumps with z, by a numerical search; also for a user's law without
+        outcomes, which may jump."""
         law = self._as_smooth
         return jnp.asarray(True) if law is None else ~continuous(law, self.indices, self.tokens)
 
     @property
     def kinked(self) -> Array:
-        """The gradient of p(y|z) jumps with z, likewise."""
+        """True if the gradient of p(y|z) jumps with z, likewise."""
         law = self._as_smooth
         return jnp.asarray(True) if law is None else kinked(law, self.indices, self.tokens)
 
     @property
     def pathwise(self) -> Array:
-        """The link, or p(y|z) of labels that are summed over, is continuous: points miss how a jump
-        moves."""
+        """True if the link, or p(y|z) of labels that are summed over, is continuous."""
         return ~self.jumps
 
     @property
     def _as_smooth(self) -> Callable[[Array], Array] | None:
-        """A function that p(y|z) is as smooth as; None where none is known."""
+        """A function that is as smooth as p(y|z); None if none is known."""
         if self.labels.log_likelihood is None:
             return self.law
         return None if self.outcomes is None else self.labels.odds
 
     @property
     def noise_size(self) -> int:
-        """One normal for each entry of the label, of a user's law one in all."""
+        """One normal for each entry of the label; one in all for a user's law."""
         return int(np.prod(self.label_shape)) if self.labels.log_likelihood is None else 1
 
     @property
     def drawable(self) -> bool:
-        """There is a link, a sampler, or all outcomes."""
+        """True if there is a link, a sampler, or all outcomes."""
         return self.labels.drawn
 
     def link(self, fields: Array) -> Array:
-        """link(z)."""
+        """Return link(z)."""
         return self.law(fields)
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """link(z) + √Δ ξ; of a user's law a draw of its sampler."""
+        """Return link(z) + √Δ ξ, or a draw of the sampler of a user's law."""
         if self.labels.log_likelihood is None:
             return self.link(fields) + jnp.sqrt(self.noise) * noise.reshape(self.label_shape)
         if self.labels.drawn:
@@ -180,12 +180,12 @@ class IntegratedChannel(FibreChannel):
         )
 
     def check_labels(self, labels: Array) -> None:
-        """Finite numbers of a label's shape, that a user's law may give."""
+        """Check that labels have the shape of a label, are finite, and possible in a user's law."""
         check_label_shape(labels, self.label_shape)
         self.labels.check(labels)
 
     def log_probability(self, y: Array, fields: Array) -> Array:
-        """log p(y|z) of one sample."""
+        """Return log p(y|z) of one sample."""
         if self.labels.log_likelihood is not None:
             return self.labels.log_likelihood(y, fields)
         squares = jnp.sum((y - self.link(fields)) ** 2)
@@ -193,42 +193,44 @@ class IntegratedChannel(FibreChannel):
         return -0.5 * squares / self.noise - log_norm
 
     def _widths(self, omega: Array, L: Array) -> Array:
-        """The narrowest feature in t of each sample (N,), of means ω (N, P, M) [theory: numerics,
-        Eq. (27)]: noise resolves the label to √Δ, and t to that over the slope of the label in it.
+        """Estimate the width of the narrowest feature in t of each sample (N,), of means ω (N, P,
+        M) [theory: numerics, Eq. (27)]: √Δ over the slope of the label in t.
 
-        The slope is the root mean square of that at a few t, and at least that of y = z: on nodes
-        that do not resolve an oscillation all halves may err alike.
+        The slope is a root mean square over a few t, and at least the slope of y = z: on nodes that
+        do not resolve an oscillation all halves may err alike.
         """
         size = self.indices * self.tokens
-        places = np.random.default_rng(0).standard_normal((_PLACES, 1, 1, size))
-        steps = _STEP * np.stack([np.eye(size), -np.eye(size)])
+        places = np.random.default_rng(0).standard_normal((_SLOPE_POINTS, 1, 1, size))
+        steps = _SLOPE_STEP * np.stack([np.eye(size), -np.eye(size)])
         t = jnp.asarray(places + steps, omega.dtype).reshape(-1, self.indices, self.tokens)
         deviations = jnp.einsum("pq,nqm->npm", L, t)
 
         def square(w: Array) -> Array:
-            labels = jax.vmap(self.link)(w + deviations).reshape(_PLACES, 2, -1)
-            return jnp.sum((labels[:, 0] - labels[:, 1]) ** 2) / (_PLACES * (2 * _STEP) ** 2)
+            labels = jax.vmap(self.link)(w + deviations).reshape(_SLOPE_POINTS, 2, -1)
+            return jnp.sum((labels[:, 0] - labels[:, 1]) ** 2) / (
+                _SLOPE_POINTS * (2 * _SLOPE_STEP) ** 2
+            )
 
-        slope = lax.map(square, omega, batch_size=min(len(omega), _BATCH))
-        # at least that of y = z: nodes that miss an oscillation see no slope
+        slope = lax.map(square, omega, batch_size=min(len(omega), _BLOCK_SIZE))
+        # at least the slope of y = z: nodes that miss an oscillation see no slope
         slope = jnp.maximum(slope, jnp.max(jnp.sum(L * L, axis=1)))
         widths = jnp.sqrt(self.noise / (self.noise + slope))
         if size > 1:
             return widths
         # two jumps may cancel in both parities of one axis, where nodes are cheap
-        widths = jnp.where(self.kinked, jnp.minimum(widths, _KINK), widths)
-        return jnp.where(self.jumps, jnp.minimum(widths, _JUMP), widths)
+        widths = jnp.where(self.kinked, jnp.minimum(widths, _KINK_WIDTH), widths)
+        return jnp.where(self.jumps, jnp.minimum(widths, _JUMP_WIDTH), widths)
 
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
-        """From labels (N, ...)."""
+        """Return the integrals over all fields for labels (N, ...)."""
         P, M = self.indices, self.tokens
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
             labels, w = block
             # no residuals: all fields are nodes, and the moments are those of t
             deviation = jnp.einsum("pq,nqm->npm", root, t.reshape(-1, P, M))
-            each_node = jax.vmap(self.log_probability, in_axes=(None, 0))
-            value = jax.vmap(lambda y, o: each_node(y, o + deviation))(labels, w)
+            at_nodes = jax.vmap(self.log_probability, in_axes=(None, 0))
+            value = jax.vmap(lambda y, o: at_nodes(y, o + deviation))(labels, w)
             return jnp.ones_like(value), [Branch(value, [])]
 
         start = None
@@ -258,7 +260,8 @@ class NoInference(AbstractChannel):
     """Noiseless labels of a link without a posterior: they can be sampled and trained on, and
     inference raises the `unsupported_reason`.
 
-    `budget`: of the integrals of the same link with noise; None: no limit of vanishing noise.
+    `budget`: budget of the integrals of the same link with noise; None: it has no limit of
+    vanishing noise.
     """
 
     law: Callable[[Array], Array]
@@ -272,7 +275,7 @@ class NoInference(AbstractChannel):
 
     @property
     def unsupported_reason(self) -> str:
-        """There is no posterior, and what to do instead."""
+        """Sentence that says that there is no posterior, with the remedy."""
         return (
             f"model: got {self.name}, a noiseless link without a closed-form channel; it can be "
             "sampled, and trained if it has a gradient, but not inferred. Allowed: "
@@ -280,8 +283,8 @@ class NoInference(AbstractChannel):
         )
 
     def noisy(self, noises: Array) -> Sequence[AbstractChannel]:
-        """The same link with label noise, integrated numerically; a ValueError for links that
-        jump."""
+        """Return the same link with label noise, integrated numerically; raise a ValueError for
+        links that jump."""
         if self.budget is None:
             raise ValueError(f"noises: got some for {self.name}; allowed: None. {self.remedy}.")
         allowed = f"None for {self.name}: its labels jump, and have no limit to extrapolate"
@@ -291,14 +294,14 @@ class NoInference(AbstractChannel):
         return [IntegratedChannel(*sizes, noise) for noise in noises]
 
     def link(self, fields: Array) -> Array:
-        """The link itself."""
+        """Return the noiseless label."""
         return self.law(fields)
 
     def check_labels(self, labels: Array) -> None:
-        """The range is not known."""
+        """Accept any labels: the range is not known."""
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """Raises."""
+        """Raise a ValueError with the remedy."""
         raise ValueError(self.unsupported_reason)
 
     @property

@@ -53,11 +53,11 @@ from jaxsmi.numerics.quadrature import clenshaw, legendre, legendre_panel
 
 
 class AbstractScores(AbstractChannel):
-    """A label of the T(T+1)/2 scores of its sample: Γ(y, ω, V), and its mean square over labels, a
+    """Channel of the T(T+1)/2 scores of a sample: Γ(y, ω, V), and its mean square over labels, a
     function f(q, V) of two numbers in closed form.
 
-    One index, whose field vector has T² components: ω, g = Γ are (1, T²). `weight` is that of the
-    prior's scalar product, 1/4 of a matrix.
+    One index, whose field vector has T² components: ω, g = Γ are (1, T²). `weight` is the
+    weight of the prior's scalar product, 1/4 for a symmetric matrix.
     """
 
     explicit: ClassVar[bool] = True
@@ -68,37 +68,37 @@ class AbstractScores(AbstractChannel):
     @property
     @abc.abstractmethod
     def measurements(self) -> int:
-        """M with f = M/V, without noise: the numbers that a label fixes, an off-diagonal one
+        """M with f = M/V, without noise: how many numbers a label fixes, an off-diagonal one
         counting twice."""
 
     @abc.abstractmethod
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """Γ (.., T, T) from the statistic of the labels and ω (.., T, T)."""
+        """Return Γ (.., T, T) from the statistic of the labels and ω (.., T, T)."""
 
     @property
     def spread(self) -> Array | float:
-        """The variance that noise adds to V."""
+        """Variance that noise adds to V."""
         return 0.0
 
     def information(self, q: Array, V: Array) -> Array:
-        """f(q) = E ‖g‖² = M/(V + spread) at the overlap q, with V left: the precision that a sample
-        adds."""
+        """Return f(q) = E ‖g‖² = M/(V + spread) at the overlap q and the rest V: the precision that
+        a sample adds."""
         del q
         return self.measurements / (V + self.spread)
 
     def mean_log_partition(self, q: Array, V: Array) -> Array:
-        """Ψ(q) = E log Z_out = -w M log(V + spread), up to a constant where labels are noiseless
-        numbers."""
+        """Return Ψ(q) = E log Z_out = -w M log(V + spread), up to a constant if labels are
+        noiseless numbers."""
         del q
         return -self.weight * self.measurements * jnp.log(V + self.spread)
 
     @property
     def tolerance(self) -> Array:
-        """Closed forms are exact."""
+        """Infinity: closed forms are exact."""
         return jnp.asarray(jnp.inf)
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """g = Γ as the engine's fields: ω (N, 1, T²), V (1, 1)."""
+        """Return g = Γ in the layout of the engine: ω (N, 1, T²), V (1, 1)."""
         del key
         N, T = len(omega), self.tokens
         g = self.gamma(statistic, omega.reshape(N, T, T), V[0, 0]).reshape(N, 1, T * T)
@@ -118,8 +118,8 @@ class AbstractScores(AbstractChannel):
         nets: int = 2,
         tangents: bool = True,
     ) -> Response:
-        """f and Ψ at Q, V (1, 1), in the form of sampled channels: replicas all equal, `jacobian`
-        exact."""
+        """Return f and Ψ at Q, V (1, 1), in the form of sampled channels: replicas all equal,
+        `jacobian` exact."""
         del key, points
         q, v = Q[0, 0], V[0, 0]
         mean = self.information(q, v) * jnp.ones((1, 1), v.dtype)
@@ -246,12 +246,12 @@ def centred(m: Array) -> Array:
 # Hardmax
 
 # the table of u f_1 errs by less than 1e-9, against 160² nodes
-_ORDER = 16  # of its Chebyshev series
-_NODES = 64  # of each axis of the integral at its points
+_TABLE_ORDER = 16  # order of its Chebyshev series
+_TABLE_NODES = 64  # nodes on each axis of the integral at its points
 
 
 class HardmaxScores(AbstractScores):
-    """Each token points at the largest of its scores; the posterior is that of two tokens.
+    """Each token points at the largest of its scores; the posterior is known for two tokens.
 
     Relative error of f below 1e-9 (against 160² nodes, 1 - x from 1e-6 to 1).
     """
@@ -260,17 +260,17 @@ class HardmaxScores(AbstractScores):
 
     @property
     def pathwise(self) -> bool:
-        """Labels jump."""
+        """False: labels jump."""
         return False
 
     @property
     def noiseless(self) -> Array:
-        """Never: labels that jump fix no combination, and V falls with α² only."""
+        """False: labels that jump fix no combination, and V falls with α² only."""
         return jnp.asarray(False)
 
     @property
     def measurements(self) -> int:
-        """None: a label fixes signs, no numbers."""
+        """Zero: a label fixes signs, no numbers."""
         return 0
 
     def link(self, fields: Array) -> Array:
@@ -343,13 +343,13 @@ def _hardmax_table() -> np.ndarray:
     """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1], once in a process. The limit
     at u = 0 is 12 K/√(18π), one of the two signs being known there [theory: attention-indexed,
     Eq. (22)]."""
-    points = np.cos(np.pi * np.arange(_ORDER + 1) / _ORDER)
+    points = np.cos(np.pi * np.arange(_TABLE_ORDER + 1) / _TABLE_ORDER)
     u = 0.5 * (1.0 + points)
     with jax.ensure_compile_time_eval():
         V = jnp.asarray(u[:-1] ** 2)
         values = u[:-1] * np.asarray(lax.map(lambda v: hardmax_response(1.0 - v, v), V))
     values = np.append(values, 12.0 * sign_information() / np.sqrt(18.0 * np.pi))
-    return np.polynomial.chebyshev.chebfit(points, values, _ORDER)
+    return np.polynomial.chebyshev.chebfit(points, values, _TABLE_ORDER)
 
 
 @jax.jit
@@ -362,13 +362,13 @@ def hardmax_response(q: Array, V: Array) -> Array:
     """
     q = jnp.asarray(q, theory_dtype())
     V = jnp.asarray(V, theory_dtype())
-    nodes, weights = (jnp.asarray(x) for x in legendre(_NODES))
+    nodes, weights = (jnp.asarray(x) for x in legendre(_TABLE_NODES))
     high = jnp.arcsinh(8.0 * jnp.sqrt(q / V))
     low = -jnp.minimum(high, jnp.arcsinh(8.5))  # below that P_s is less than 1e-16
     t = 0.5 * (low + high) + 0.5 * (high - low) * nodes
     points = jnp.sinh(t)
     measure = 0.5 * (high - low) * weights * jnp.cosh(t)
-    i, j = np.triu_indices(_NODES)
+    i, j = np.triu_indices(_TABLE_NODES)
     x = points[i]
     y = points[j]
     weight = measure[i] * measure[j] * np.where(i == j, 1.0, 2.0)

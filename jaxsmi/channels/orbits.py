@@ -1,4 +1,4 @@
-r"""Integrals over the curve of last fields that a label leaves open: rotations, scales, products.
+r"""Nested integrals over the curve of last fields that give a label: rotations, scales, products.
 
 Equations here [theory: deep-attention, Eqs. (28) to (33), (40) to (43); multi-index, Eq. (26)]. A
 label fixes two rows of fields up to a curve h(x) (2, M), and possibly up to a component c along
@@ -40,16 +40,16 @@ from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
 # empirical, against fine rules at V from 1 to 1e-6 (tests/unit/test_deep_attention.py):
-_SCAN = 32  # angles among which the maxima are searched: ℓ has few, of its two harmonics
-_DEPTH = 30.0  # e^-30, far below any tolerance: the weight at the ends of an interval
-_CELLS = 8  # parts of an interval, of which those without weight are dropped
+_ANGLES = 32  # angles among which maxima are searched: ℓ has few, of its two harmonics
+_MAX_DEPTH = 30.0  # an interval ends where the log-weight is this far below its maximum
+_CELLS = 8  # parts of an interval; parts without weight are dropped
 # each round leaves two cells of a narrow peak: one 4^8 times narrower than the interval is resolved
 _ROUNDS = 8
 
 
 class AbstractOrbit(eqx.Module):
-    """A curve of fields (2, M, ...); axes after the first two are arcs, copies of the curve (mirror
-    images, signs), samples and nodes.
+    """A curve of fields (2, M, ...) that give one label; axes after the first two are arcs, copies
+    of the curve (mirror images, signs), samples and nodes.
 
     `block`: X. `centre`: a. `whitening`: N (2, 2), lower triangular.
     """
@@ -60,20 +60,21 @@ class AbstractOrbit(eqx.Module):
 
     @abc.abstractmethod
     def intervals(self) -> tuple[Array, Array]:
-        """The ends of intervals of x with one peak each, outside which nothing has weight."""
+        """Return the ends of intervals of x with one peak each, beyond which nothing has weight."""
 
     @abc.abstractmethod
     def point(self, x: Array) -> tuple[Array, Array | None, Array | float]:
-        """h (2, M, ...), e (2, ...) where a component is free, and log J at x (...)."""
+        """Return h (2, M, ...), e (2, ...) or None, and log J at x (...)."""
 
     def whitened(self, rows: Array) -> Array:
-        """N times two rows."""
+        """Multiply two rows by N."""
         # a sum of two terms, not a contraction: which would round in single precision on some GPUs
         N = self.whitening
         return jnp.stack([N[0, 0] * rows[0], N[1, 0] * rows[0] + N[1, 1] * rows[1]])
 
     def residuals(self, x: Array) -> tuple[Array, Array | None, Array]:
-        """r (2, M, ...) at the mean of the free component, n (2, ...), and the log-weight."""
+        """Return r (2, M, ...) at the mean of the free component, n (2, ...), and the
+        log-weight."""
         h, e, log_weight = self.point(x)
         r = self.whitened(h) - self.centre
         n = None
@@ -87,12 +88,12 @@ class AbstractOrbit(eqx.Module):
         return r, n, log_weight - 0.5 * jnp.sum(r * r, axis=(0, 1))
 
     def height(self, x: Array) -> Array:
-        """The log-weight alone."""
+        """Return the log-weight alone."""
         return self.residuals(x)[2]
 
 
 def _whitening(centre: Array, root: Array) -> tuple[Array, Array]:
-    """a, with axes for arcs and copies, and N of a mean (2, M, S, n) and Λ (2, 2)."""
+    """Return a, with axes for arcs and copies, and N, from a mean (2, M, S, n) and Λ (2, 2)."""
     first, last = 1.0 / root[0, 0], 1.0 / root[1, 1]
     slope = root[1, 0] * first
     a = jnp.stack([first * centre[0], last * (centre[1] - slope * centre[0])])
@@ -101,14 +102,14 @@ def _whitening(centre: Array, root: Array) -> tuple[Array, Array]:
 
 
 def _narrowed(orbit: AbstractOrbit) -> tuple[Array, Array]:
-    """Centres and half widths of the parts of the intervals that have weight."""
+    """Find centres and half widths of the parts of the intervals that have weight."""
 
     def narrow(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         cell = (high - low) / _CELLS
         x = jnp.stack([low + k * cell for k in range(_CELLS + 1)])
         heights = lax.map(orbit.height, x)
-        inside = heights > jnp.max(heights, axis=(0, 1, 2)) - _DEPTH
+        inside = heights > jnp.max(heights, axis=(0, 1, 2)) - _MAX_DEPTH
         # the best point of each interval stays, as a narrow peak may lie beside it
         inside = inside | (heights == jnp.max(heights, axis=0))
         first = jnp.min(jnp.where(inside, x, jnp.inf), axis=0) - cell
@@ -120,8 +121,8 @@ def _narrowed(orbit: AbstractOrbit) -> tuple[Array, Array]:
 
 
 def _moments(orbit: AbstractOrbit, place: tuple[Array, Array], count: int) -> tuple[Array, Array]:
-    """The logarithm of the integral, and the means of r, row by row, and of its products r_i r_j,
-    i <= j, by `count` nodes on each interval."""
+    """Compute the logarithm of the integral, and the means of r, row by row, and of its products
+    r_i r_j, i <= j, by `count` nodes on each interval."""
     M = orbit.block.shape[1]
     centre, half = place
     left, right = np.triu_indices(2 * M)
@@ -137,8 +138,8 @@ def _moments(orbit: AbstractOrbit, place: tuple[Array, Array], count: int) -> tu
         # sums relative to the largest weight so far, as weights alone would underflow
         new = lax.stop_gradient(jnp.maximum(top, jnp.max(height, axis=(0, 1))))
         weight = weights[k] * half * jnp.exp(height - new)
-        each = jnp.concatenate([jnp.ones_like(weight)[None], flat, pairs])
-        return new, jnp.exp(top - new) * sums + jnp.sum(weight * each, axis=(1, 2))
+        terms = jnp.concatenate([jnp.ones_like(weight)[None], flat, pairs])
+        return new, jnp.exp(top - new) * sums + jnp.sum(weight * terms, axis=(1, 2))
 
     shape = jnp.broadcast_shapes(orbit.block.shape[-2:], orbit.centre.shape[-2:])
     top = jnp.full(shape, no_weight(nodes.dtype), nodes.dtype)
@@ -148,8 +149,8 @@ def _moments(orbit: AbstractOrbit, place: tuple[Array, Array], count: int) -> tu
 
 
 def _integrated(orbit: AbstractOrbit, counts: tuple[int, int], power: float = 1.5) -> list[Branch]:
-    """The integral over the curve by a rough and a fine rule of so many nodes, the error being this
-    `power` of their difference."""
+    """Integrate over the curve by a rough and a fine rule with these numbers of nodes; the error is
+    this `power` of their difference."""
     size = 2 * orbit.block.shape[1]
     place = _narrowed(frozen(orbit))  # where nodes lie changes nothing
     (rough, rough_means), (log_weight, moments) = (_moments(orbit, place, n) for n in counts)
@@ -171,27 +172,27 @@ class _Rotations(AbstractOrbit):
     whitening: Array
 
     def intervals(self) -> tuple[Array, Array]:
-        """The circle, cut at the lowest points between its two highest maxima."""
-        step = 2.0 * np.pi / _SCAN
+        """Cut the circle at the lowest points between its two highest maxima."""
+        step = 2.0 * np.pi / _ANGLES
         axes = [1] * (self.block.ndim - 2)
-        angles = (jnp.arange(_SCAN) * step).astype(self.block.dtype)
+        angles = (jnp.arange(_ANGLES) * step).astype(self.block.dtype)
         values = lax.map(self.height, angles.reshape(-1, *axes))
         first = jnp.argmax(values, axis=0)
-        apart = (jnp.arange(_SCAN).reshape(-1, *axes) - first) % _SCAN
+        apart = (jnp.arange(_ANGLES).reshape(-1, *axes) - first) % _ANGLES
         peak = (values >= jnp.roll(values, 1, axis=0)) & (values >= jnp.roll(values, -1, axis=0))
-        peak = peak & (apart > 1) & (apart < _SCAN - 1)
+        peak = peak & (apart > 1) & (apart < _ANGLES - 1)
         second = jnp.argmax(jnp.where(peak, values, -jnp.inf), axis=0)
         # one maximum alone: the second interval begins opposite to it
-        gap = jnp.where(jnp.any(peak, axis=0), (second - first) % _SCAN, _SCAN // 2)
+        gap = jnp.where(jnp.any(peak, axis=0), (second - first) % _ANGLES, _ANGLES // 2)
         lowest = lambda inside: jnp.argmin(jnp.where(inside, values, jnp.inf), axis=0)
-        after = (lowest((apart > 0) & (apart < gap)) - first) % _SCAN
-        before = (lowest(apart > gap) - first) % _SCAN
-        low = first + jnp.concatenate([before - _SCAN, after])
+        after = (lowest((apart > 0) & (apart < gap)) - first) % _ANGLES
+        before = (lowest(apart > gap) - first) % _ANGLES
+        low = first + jnp.concatenate([before - _ANGLES, after])
         high = first + jnp.concatenate([after, before])
         return (low * step).astype(angles.dtype), (high * step).astype(angles.dtype)
 
     def point(self, x: Array) -> tuple[Array, Array | None, float]:
-        """Of two tokens the component across the line through them is free."""
+        """Rotate X by x; with two tokens the component across the line through them is free."""
         cos, sin = jnp.cos(x), jnp.sin(x)
         X = self.block
         h = jnp.stack([cos * X[0] - sin * X[1], sin * X[0] + cos * X[1]])
@@ -199,9 +200,9 @@ class _Rotations(AbstractOrbit):
 
 
 def rotations(block: Array, centre: Array, root: Array, *, inside: bool) -> list[Branch]:
-    """The orbit that a label leaves open of a last block of rank two (2, M, S, n); `centre` is
-    its mean given the inner fields, `root` (2, 2) its Λ. `inside`: it is nested in
-    another integral."""
+    """Integrate over the rotations of a last block of rank two (2, M, S, n), which give the same
+    label; `centre` is its mean given the inner fields, `root` (2, 2) its Λ. `inside`: the integral
+    is nested in another one."""
     mirrored = [] if block.shape[1] == 2 else [jnp.stack([block[0], -block[1]])]
     X = jnp.stack([block, *mirrored], axis=2)[:, :, None]
     orbit = _Rotations(X, *_whitening(centre, root))
@@ -224,7 +225,7 @@ class _Scales(AbstractOrbit):
     shared: bool = eqx.field(static=True)
 
     def point(self, x: Array) -> tuple[Array, Array | None, Array]:
-        """Of attention the measure is dc, of a product dc/|c|."""
+        """Scale X by c; the measure is dc for attention, dc/|c| for a product."""
         c = _SIGNS.astype(x.dtype) * jnp.exp(x)
         h = jnp.stack(jnp.broadcast_arrays(c * self.block[0], self.block[1] / c))
         if not self.shared:
@@ -232,7 +233,7 @@ class _Scales(AbstractOrbit):
         return h, jnp.stack([jnp.zeros_like(c), jnp.ones_like(c)]), x
 
     def intervals(self) -> tuple[Array, Array]:
-        """An interval of log|c| for each sign."""
+        """Return an interval of log|c| for each sign."""
         zero = jnp.zeros_like(self.block[0])
         rows = (jnp.stack([self.block[0], zero]), jnp.stack([zero, self.block[1]]))
         parts = [*map(self.whitened, rows), self.centre]
@@ -252,7 +253,7 @@ class _Scales(AbstractOrbit):
         log = lambda x: jnp.log(jnp.maximum(x, float(tiny) ** 0.25))
         starts = (even, jnp.where(c0 > 0.0, log(c0), even), jnp.where(d0 > 0.0, -log(d0), even))
         least = functools.reduce(jnp.minimum, (half_square(x) for x in starts))
-        depth = _DEPTH + jnp.min(least, axis=1, keepdims=True)
+        depth = _MAX_DEPTH + jnp.min(least, axis=1, keepdims=True)
         reach = (jnp.sqrt(2.0 * depth / A), jnp.sqrt(2.0 * depth / B))
         low = jnp.maximum(log(c0 - reach[0]), -log(d0 + reach[1]))
         high = jnp.minimum(log(c0 + reach[0]), -log(d0 - reach[1]))
@@ -261,17 +262,17 @@ class _Scales(AbstractOrbit):
 
 
 def scales(block: Array, centre: Array, root: Array, *, inside: bool) -> list[Branch]:
-    """Both signs of the scale that a label leaves open of a last block of query and key, likewise
-    (see `rotations`)."""
+    """Integrate over the scales, of both signs, of a last block of query and key, which give the
+    same label (arguments as of `rotations`)."""
     orbit = _Scales(block[:, :, None, None], *_whitening(centre, root), shared=True)
     return _integrated(orbit, (16, 32) if inside else (32, 64))
 
 
 class ProductChannel(FibreChannel):
-    """y = z_1 z_2 (P = 2, M = 1), any V: a hyperbola in the plane of the fields, integrated along
-    its two branches; `budget` says which error counts as accurate.
+    """y = z_1 z_2 (P = 2, M = 1), any V: the fibre of a label (the fields that give it) is a
+    hyperbola, integrated along its two branches; `budget` says which error counts as accurate.
 
-    Of labels below 1e-12 in units of the fields the curve outgrows its nodes, as its error says.
+    For labels below 1e-12 in units of the fields the curve outgrows its nodes, as its error says.
     """
 
     indices: int = eqx.field(static=True, default=2, kw_only=True)
@@ -280,12 +281,12 @@ class ProductChannel(FibreChannel):
 
     @property
     def constraints(self) -> int:
-        """A label fixes one combination of the fields."""
+        """One: a label fixes the product of the fields."""
         return 1
 
     @property
     def open_variables(self) -> int:
-        """None: the place along the hyperbola has a rule of its own."""
+        """Zero: the position along the hyperbola has a rule of its own."""
         return 0
 
     def link(self, fields: Array) -> Array:
@@ -293,11 +294,11 @@ class ProductChannel(FibreChannel):
         return fields[0, 0] * fields[1, 0]
 
     def check_labels(self, labels: Array) -> None:
-        """Finite numbers, shape (N,)."""
+        """Check that labels are finite numbers, shape (N,)."""
         check_label_shape(labels, ())
 
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
-        """From y (N,)."""
+        """Return the integrals along the hyperbolas of labels (N,)."""
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
             y, w = block

@@ -42,14 +42,15 @@ from jaxsmi.numerics.refining import Integral
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
-_LARGEST = 40.0  # of an exponent, so that nothing overflows in single precision
+_MAX_EXPONENT = 40.0  # so that nothing overflows in single precision
 
 
 class PairedAttentionChannel(DeepAttentionChannel):
     """Two tokens, three layers and more, the last two one tied head of rank one each (module
-    docstring).
+    docstring). The open variables are the fields of all layers but the last, the branches the signs
+    and both ways to draw nodes (words: channels/fibres.py).
 
-    `wanted` is the tolerance by default. Averages take four times that: their products of
+    `wanted` is the default tolerance. Averages take four times that: their products of
     independent halves have no noise of nodes (`Posterior.factors`), and halves no bias of first
     order. λ_1 of three layers at V_33 = .02 was then 1.041, 1.040, 1.031 for tolerances of .2, .1,
     .05 on the same 2048 labels (standard error .047), at .9, 2.0, 7.2 ms a sample.
@@ -59,16 +60,16 @@ class PairedAttentionChannel(DeepAttentionChannel):
 
     @staticmethod
     def fits(tokens: int, layers: tuple[Layer, ...]) -> bool:
-        """The label and the last two layers are such."""
+        """Return True if the tokens and the last two layers have this channel."""
         return tokens == 2 and len(layers) > 2 and layers[-2:] == (Layer(), Layer())
 
     @property
     def averaging(self) -> PairedAttentionChannel:
-        """With four times the tolerance."""
+        """The same channel with four times the tolerance."""
         return eqx.tree_at(lambda c: c.budget.tolerance, self, 4.0 * self.budget.tolerance)
 
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
-        """From u (N, 2)."""
+        """Return the integrals for u (N, 2)."""
         P = self.indices
 
         def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
@@ -89,7 +90,8 @@ class PairedAttentionChannel(DeepAttentionChannel):
     def _branches(
         self, u: Array, omega: Array, t: Array, chol: Array, skip: Array, beta: Array
     ) -> list[Branch]:
-        """Both ways at the nodes t (n, 2(P-1)), for labels u (S, 2) and ω (S, P, 2)."""
+        """Return the branches of both ways to draw nodes (module docstring) at t (n, 2(P-1)), for u
+        (S, 2) and ω (S, P, 2)."""
         z, means = shifted_rows(omega, chol, t[:, :-2], self.indices - 2)
         mixing = functools.partial(with_skip, beta=beta)
         matrices = mixing_matrices(z, self.layers[:-2], skip, mixing)
@@ -105,8 +107,8 @@ class PairedAttentionChannel(DeepAttentionChannel):
 
 
 class _Inner(NamedTuple):
-    """Of layer L-1: `last` = B_{L-1}^{-1} u, `det` of B_{L-1}, and the `jacobian` |∂z_L/∂z_{L-1}|
-    at a given label."""
+    """Numbers of layer L-1: `last` = B_{L-1}^{-1} u, `det` of B_{L-1}, and the `jacobian`
+    |∂z_L/∂z_{L-1}| at a given label."""
 
     last: Array
     det: Array
@@ -114,11 +116,11 @@ class _Inner(NamedTuple):
 
 
 class LastLayers(NamedTuple):
-    """The integrand at nodes where the layers up to L-2 are given; arrays of both
+    """Integrand of the last two layers at given fields of the layers up to L-2; arrays of both
     tokens are (2, S, n).
 
-    `label`: u. `means`: of z_{L-1} and of z_L, given the layers before. `root`: their lower
-    triangular root of covariance. `matrices`: A_1 .. A_{L-2}. `skip`: c_{L-1}.
+    `label`: u. `means`: means of z_{L-1} and of z_L, given the layers before. `root`: lower
+    triangular root of their covariance. `matrices`: A_1 .. A_{L-2}. `skip`: c_{L-1}.
     """
 
     label: Array
@@ -134,36 +136,37 @@ class LastLayers(NamedTuple):
         return jnp.hypot(self.root[1, 0], self.root[1, 1])
 
     def mixed(self, z: Array) -> Array:
-        """B_{L-2} z."""
+        """Return B_{L-2} z."""
         for A in self.matrices:
             z = transfer(A, z[None])[0]
         return z
 
     def unmixed(self, w: Array) -> tuple[Array, Array]:
-        """B_{L-2}^{-1} w, and 1/|det B_{L-2}|."""
-        each, inverse_det = unmix(self.matrices, w)
-        return jnp.stack(each), inverse_det
+        """Return B_{L-2}^{-1} w, and 1/|det B_{L-2}|."""
+        tokens, inverse_det = unmix(self.matrices, w)
+        return jnp.stack(tokens), inverse_det
 
     def branches(self, free: Array) -> list[Branch]:
-        """Both ways at nodes `free` (2, 1, n), for both signs of u and of h_{L-1}."""
+        """Return the branches of both ways at nodes `free` (2, 1, n), for both signs of u and of
+        h_{L-1}."""
         h = self.mixed(self.means[0] + self.root[0, 0] * free)
         gap = h[0] - h[1]
-        odds = jnp.exp(jnp.clip(self.beta * gap * _opposed(h), -_LARGEST, _LARGEST))
+        odds = jnp.exp(jnp.clip(self.beta * gap * _opposed(h), -_MAX_EXPONENT, _MAX_EXPONENT))
         first = self.before(gap, odds)
         w = self.mixed(self.means[1] + self.spread * free)
 
-        # a loop over the signs, not two copies: what is left of it are arrays, which the sums read
-        # without computing them again. (Stacked, all would be computed for each of its elements,
+        # a loop over the signs, not two copies: it leaves arrays, which the sums read without
+        # computing them again. (Stacked, all would be computed for each of its elements,
         # four times as slow.)
         def signed(sign: Array) -> list[tuple[Array, list[Array]]]:
             ways = [self.from_before(sign, free, first), *self.from_last(sign, free, w)]
             return [(log, [jnp.broadcast_to(x, log.shape) for x in r]) for log, r, _ in ways]
 
-        each = jax.lax.map(signed, jnp.asarray([1.0, -1.0], gap.dtype))
-        return [Branch(log[i], [x[i] for x in r]) for i in range(2) for log, r in each]
+        both = jax.lax.map(signed, jnp.asarray([1.0, -1.0], gap.dtype))
+        return [Branch(log[i], [x[i] for x in r]) for i in range(2) for log, r in both]
 
     def before(self, gap: Array, odds: Array) -> _Inner:
-        """A_{L-1} of odds p/(1 - p), q/(1 - q) and w = A_{L-1}^{-1} u, `gap` = h_1 - h_2."""
+        """Solve for w = A_{L-1}^{-1} u, A_{L-1} of odds p/(1 - p), q/(1 - q), `gap` = h_1 - h_2."""
         c, u = self.skip, self.label
         p, rest = odds / (1.0 + odds), 1.0 / (1.0 + odds)
         det = (1.0 + c) * jnp.maximum(c - 1.0 + p[0] + p[1], jnp.finfo(p.dtype).tiny)
@@ -175,17 +178,17 @@ class LastLayers(NamedTuple):
         return _Inner(last, det / inverse_det, jacobian)
 
     def from_before(self, sign: Array, free: Array, inner: _Inner) -> Branch:
-        """z_{L-1} drawn, z_L = ±B_{L-1}^{-1} u."""
+        """Return the branch with z_{L-1} drawn and z_L = ±B_{L-1}^{-1} u."""
         _, (b, scale) = self.root
         return self.branch(free, (sign * inner.last - self.means[1] - b * free) / scale, inner)
 
     def from_last(self, sign: Array, free: Array, w: Array) -> list[Branch]:
-        """z_L drawn, z_{L-1} what ±u = A_{L-1} w makes of it, w = B_{L-2} z_L; no weight where no
-        A_{L-1} does."""
+        """Return the branches with z_L drawn and z_{L-1} from ±u = A_{L-1} w, w = B_{L-2} z_L; they
+        have no weight if no A_{L-1} solves it."""
         c, u = self.skip, sign * self.label
         (a, _), (b, scale) = self.root
         odds = _quotient(u - c * w - w[::-1], (1.0 + c) * w - u)
-        limits = math.exp(-_LARGEST), math.exp(_LARGEST)
+        limits = math.exp(-_MAX_EXPONENT), math.exp(_MAX_EXPONENT)
         logits = jnp.log(jnp.clip(odds, *limits))
         total = logits[0] + logits[1]  # β δ²: where it is rounding alone the Jacobian vanishes
         inside = total > 8.0 * jnp.finfo(total.dtype).eps
@@ -206,22 +209,22 @@ class LastLayers(NamedTuple):
         return branches
 
     def branch(self, before: Array, rest: Array, inner: _Inner) -> Branch:
-        """The weight of a point, over the density of both ways, and its whitened last layers:
-        z_{L-1} and the residual of z_L."""
+        """Return the weight of a point, over the density of both ways, and its whitened last
+        layers: z_{L-1} and the residual of z_L."""
         (a, _), (b, scale) = self.root
         drawn = (b * before + scale * rest) / self.spread
         exponent = 0.5 * jnp.sum(before * before - drawn * drawn, axis=0)
-        ratio = jnp.exp(jnp.clip(exponent, -_LARGEST, _LARGEST)) * (a / self.spread) ** 2
+        ratio = jnp.exp(jnp.clip(exponent, -_MAX_EXPONENT, _MAX_EXPONENT)) * (a / self.spread) ** 2
         both = inner.det * (1.0 + ratio * inner.jacobian)
         weight = -0.5 * jnp.sum(rest * rest, axis=0) - jnp.log(both)
         return Branch(weight, [*before, *rest])
 
 
 def _opposed(x: Array) -> Array:
-    """(x_1, -x_2)."""
+    """Return (x_1, -x_2)."""
     return jnp.stack([x[0], -x[1]])
 
 
 def _quotient(x: Array, y: Array) -> Array:
-    """x/y, and -1 where y = 0."""
+    """Return x/y, and -1 where y = 0."""
     return jnp.where(y == 0.0, -1.0, x / jnp.where(y == 0.0, 1.0, y))

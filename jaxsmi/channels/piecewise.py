@@ -24,12 +24,12 @@ from jaxsmi.channels.jumps import continuous
 from jaxsmi.core.arrays import clamp_to_tiny, theory_dtype
 from jaxsmi.core.validate import check
 
-# relative distance of a label from a flat piece that it belongs to: rounding of labels in float32
-_SAME = 1e-6
+# relative distance up to which a label lies on a flat piece: rounding of labels in float32
+_LABEL_ROUNDING = 1e-6
 
 
 def _log_between(low: Array, high: Array) -> Array:
-    """log(Φ(high) - Φ(low)), low < high, in the tail where both are small."""
+    """Compute log(Φ(high) - Φ(low)), low < high, in the tail where both are small."""
     # to the left of zero, where Φ is small and its logarithm exact
     flip = low > 0.0
     a = jnp.where(flip, -high, low)
@@ -45,7 +45,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
     Args:
         slopes: a (S,).
         offsets: b (S,).
-        knots: Where pieces meet, (S - 1,), increasing.
+        knots: Ends of pieces, (S - 1,), increasing.
         flat: The slopes that are zero.
         noise: Δ. None: no noise.
         label_shape: (M,) of M tokens; (): one token, and labels are numbers.
@@ -62,42 +62,42 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 
     @property
     def noise_size(self) -> int:
-        """One normal a token, where there is noise."""
+        """One normal per token if there is noise, else none."""
         return 0 if self.noise is None else self.tokens
 
     @property
     def constraints(self) -> int | None:
-        """The fields themselves, where every piece is steep."""
+        """M, all fields, if every piece is steep; else None."""
         return None if any(self.flat) or self.noise is not None else self.tokens
 
     @property
     def noiseless(self) -> Array:
-        """A label fixes the field for certain."""
-        silent = jnp.asarray(True) if self.noise is None else self.noise == 0.0
-        return silent & (not any(self.flat))
+        """True if a label fixes the field for certain."""
+        certain = jnp.asarray(True) if self.noise is None else self.noise == 0.0
+        return certain & (not any(self.flat))
 
     @property
     def pathwise(self) -> bool | Array:
-        """Pieces meet; where all are flat, labels jump."""
+        """True if the pieces meet; flat pieces alone jump."""
         if all(self.flat):
             return False
         return True if len(self.flat) == 1 else continuous(self.link, 1, self.tokens)
 
     def link(self, fields: Array) -> Array:
-        """a_s z + b_s of the piece of z; at a knot that of the piece above."""
+        """Return a_s z + b_s of the piece of z; at a knot, of the piece above."""
         # the piece above at a knot, so that a step has its label there
         z = fields[0]
         piece = jnp.sum(z[:, None] >= self.knots, axis=1)
         return (self.slopes[piece] * z + self.offsets[piece]).reshape(self.label_shape)
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """link(z) + √Δ ξ."""
+        """Return link(z) + √Δ ξ."""
         if self.noise is None:
             return self.link(fields)
         return self.link(fields) + jnp.sqrt(self.noise) * noise.reshape(self.label_shape)
 
     def check_labels(self, labels: Array) -> None:
-        """Finite numbers, of a link without noise in its range."""
+        """Check that labels are finite, and in the range of a link without noise."""
         check_label_shape(labels, self.label_shape)
         if self.noise is None:
             y = labels.reshape(-1, 1)
@@ -106,27 +106,27 @@ class PiecewiseLinearChannel(ClosedFormChannel):
             check(jnp.all(reached), "labels", labels, "numbers in the range of the link")
 
     def _ends(self) -> tuple[Array, Array]:
-        """The ends of the pieces (S,)."""
+        """Return the ends of the pieces (S,)."""
         far = jnp.full(1, jnp.inf, self.knots.dtype)
         return jnp.concatenate([-far, self.knots]), jnp.concatenate([self.knots, far])
 
     def _flat_at(self, y: Array) -> Array:
-        """The pieces (S,) that are flat, and at the label."""
-        near = jnp.abs(y - self.offsets) <= _SAME * (1.0 + jnp.abs(self.offsets))
+        """Return a mask (S,) of the flat pieces that the label lies on."""
+        near = jnp.abs(y - self.offsets) <= _LABEL_ROUNDING * (1.0 + jnp.abs(self.offsets))
         return jnp.asarray(np.array(self.flat)) & near
 
     def _preimages(self, y: Array) -> tuple[Array, Array]:
-        """The field that gives y by the slope of every piece (S,), and where it lies in the piece;
-        nowhere in a flat one."""
+        """Return the field that gives y by the slope of every piece (S,), and a mask of the steep
+        pieces that it lies in."""
         # which slopes are zero is static: a traced zero would divide by itself
         steep = jnp.asarray(~np.array(self.flat))
         z = (y - self.offsets) / jnp.where(steep, self.slopes, 1.0)
         low, high = self._ends()
-        margin = _SAME * (1.0 + jnp.abs(z))
+        margin = _LABEL_ROUNDING * (1.0 + jnp.abs(z))
         return z, steep & (z >= low - margin) & (z <= high + margin)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """log Z_out."""
+        """Return log Z_out."""
         one = lambda y, w: self._of_token(y, w, V[0, 0])
         return jnp.sum(jax.vmap(one)(statistic.reshape(-1), omega[0]))
 
@@ -139,8 +139,8 @@ class PiecewiseLinearChannel(ClosedFormChannel):
             return logsumexp(density + self._log_masses(centre, jnp.sqrt(v * self.noise / noisy)))
         z, inside = self._preimages(y)
         steepness = jnp.log(jnp.where(np.array(self.flat), 1.0, jnp.abs(self.slopes)))
-        each = -0.5 * (z - w) ** 2 / v - 0.5 * jnp.log(2 * jnp.pi * v) - steepness
-        values = jnp.where(inside, each, -jnp.inf)
+        density = -0.5 * (z - w) ** 2 / v - 0.5 * jnp.log(2 * jnp.pi * v) - steepness
+        values = jnp.where(inside, density, -jnp.inf)
         # derivatives of log Φ take most of the time, and no steep piece needs them
         if any(self.flat):
             # a label of a flat piece has a probability, others a density: the former wins
@@ -150,7 +150,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         return logsumexp(jnp.where(jnp.any(inside), values, jnp.nan))
 
     def _log_masses(self, centre: Array, scale: Array) -> Array:
-        """log of the mass of N(centre, scale²) on each piece (S,)."""
+        """Compute the log-mass of N(centre, scale²) on each piece (S,)."""
         count = len(self.flat)
         if count == 1:
             return jnp.zeros(1, centre.dtype)
@@ -165,7 +165,8 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 
 
 def linear_channel(noise: Array, tokens: int = 1) -> PiecewiseLinearChannel:
-    """y = z + √Δ ξ for one index and M tokens: log Z_out = Σ_m log N(y_m; ω_m, V + Δ)."""
+    """Build the channel of y = z + √Δ ξ for one index and M tokens:
+    log Z_out = Σ_m log N(y_m; ω_m, V + Δ)."""
     one = jnp.ones(1, noise.dtype)
     pieces = (one, 0.0 * one, one[:0], (False,))
     return PiecewiseLinearChannel(*pieces, noise, (tokens,), tokens=tokens)
@@ -183,18 +184,18 @@ class ModulusChannel(PiecewiseLinearChannel):
 
     @property
     def pathwise(self) -> bool:
-        """The sides meet."""
+        """True: the two sides meet."""
         return True
 
     def link(self, fields: Array) -> Array:
-        """|z| or z²."""
+        """Return |z| or z²."""
         return fields[0, 0] ** 2 if self.squared else jnp.abs(fields[0, 0])
 
     def check_labels(self, labels: Array) -> None:
-        """Non-negative numbers, shape (N,)."""
+        """Check that labels are non-negative numbers, shape (N,)."""
         check_label_shape(labels, ())
         check(jnp.all(labels >= 0.0), "labels", labels, "non-negative numbers")
 
     def statistic(self, labels: Array) -> Array:
-        """|z|."""
+        """Return |z|."""
         return jnp.sqrt(labels) if self.squared else labels

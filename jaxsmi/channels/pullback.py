@@ -22,12 +22,12 @@ from jaxsmi.numerics.linear_algebra import symmetric_basis
 
 
 def frame(size: int) -> np.ndarray:
-    """B (T², M): an orthonormal basis of the symmetric matrices (T, T), one a column."""
+    """Return B (T², M), an orthonormal basis of the symmetric matrices (T, T), one per column."""
     return symmetric_basis(size).reshape(-1, size * size).T
 
 
 class PullbackChannel(AbstractChannel):
-    """The channel `inner` of the T(T+1)/2 coordinates of scores (T, T), as one of the scores; field
+    """Channel of scores (T, T) from the channel `inner` of their T(T+1)/2 coordinates; field
     vectors have T² components."""
 
     inner: AbstractChannel
@@ -42,14 +42,14 @@ class PullbackChannel(AbstractChannel):
 
     @property
     def basis(self) -> np.ndarray:
-        """E (T², m), a matrix a column."""
+        """E (T², m), one matrix per column."""
         return np.array(self._basis)
 
     def fields(self, scores: Array) -> Array:
-        """v (P, m) of scores (T, T), or of field vectors (P, T²)."""
+        """Return v (P, m) of scores (T, T), or of field vectors (P, T²)."""
         return scores.reshape(self.indices, -1) @ jnp.asarray(self.basis, scores.dtype)
 
-    # Label traits are those of `inner`
+    # Traits of labels, taken from `inner`
 
     unsupported_reason = property(lambda self: self.inner.unsupported_reason)
     constraints = property(lambda self: self.inner.constraints)
@@ -62,34 +62,33 @@ class PullbackChannel(AbstractChannel):
     tolerance = property(lambda self: self.inner.tolerance)
 
     def link(self, fields: Array) -> Array:
-        """The label of scores without its noise."""
+        """Return the label of scores without its noise."""
         return self.inner.link(self.fields(fields))
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """The label of scores."""
+        """Return the label of scores."""
         return self.inner.label(self.fields(fields), noise)
 
     def observe(self, fields: Array, noise: Array) -> Array:
-        """That of `inner`, which is exact where labels would underflow."""
+        """Return the statistic of `inner`, which is exact even if labels would underflow."""
         return self.inner.observe(self.fields(fields), noise)
 
     def check_labels(self, labels: Array) -> None:
-        """As `inner`."""
+        """Raise a ValueError for labels outside the range of `inner`."""
         self.inner.check_labels(labels)
 
     def statistic(self, labels: Array) -> Array:
-        """That of `inner`."""
+        """Return the statistic of `inner`."""
         return self.inner.statistic(labels)
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """g = Γ as the engine's fields, from ω (N, P, T²), V (P, P)."""
+        """Return g = Γ in the layout of the engine, from ω (N, P, T²), V (P, P)."""
         E = jnp.asarray(self.basis, omega.dtype)
         # along a unit matrix scores have variance 2V, as on their diagonal
         post = self.inner.respond(statistic, omega @ E, 2.0 * V, key)
 
         def mapped(g: Array, dg: Array) -> tuple[Array, Array]:
-            each = jnp.einsum("am,...pmqk,bk->...paqb", E, dg, E)
-            return 2.0 * g @ E.T, 2.0 * each
+            return 2.0 * g @ E.T, 2.0 * jnp.einsum("am,...pmqk,bk->...paqb", E, dg, E)
 
         halves = None if post.halves is None else mapped(*post.halves)
         g, dg = mapped(post.g, post.dg)
@@ -105,7 +104,7 @@ class PullbackChannel(AbstractChannel):
         nets: int,
         tangents: bool = True,
     ) -> Response:
-        """E Tr Γ^l Γ^k (P, P)."""
+        """Average Tr Γ^l Γ^k (P, P)."""
         # Q and V of the coordinates; one factor of two more for each derivative in Q
         settings = {"key": key, "points": points, "nets": nets, "tangents": tangents}
         r = self.inner.response(2.0 * Q, 2.0 * V, **settings)

@@ -37,13 +37,13 @@ from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.roots import bisect
 
-_NODES, _WEIGHTS = legendre(64)
+_PANEL_NODES, _PANEL_WEIGHTS = legendre(64)
 _PLACKETT_NODES, _PLACKETT_WEIGHTS = legendre(48)
 
 # The logistic integral is a trapezoidal sum around the largest term. Its error is e^{-2π²/(βh√V)},
 # h the step: rounding up to β√V = 10, of derivatives too; 5e-9 at 20, of g 2e-7 and of ∂g 8e-5
-_STEP = 0.05
-_LOGISTIC_NODES = _STEP * np.arange(-180, 181)  # 9 standard deviations on either side
+_LOGISTIC_STEP = 0.05
+_LOGISTIC_NODES = _LOGISTIC_STEP * np.arange(-180, 181)  # 9 standard deviations on either side
 _HALVINGS = 20
 
 
@@ -60,7 +60,7 @@ class AbstractSignsChannel(ClosedFormChannel):
         return jnp.where(jnp.prod(fields[:, 0]) >= 0.0, 1.0, -1.0)
 
     def check_labels(self, labels: Array) -> None:
-        """±1, shape (N,)."""
+        """Check that labels are ±1, shape (N,)."""
         check_label_shape(labels, ())
         check(jnp.all(jnp.abs(labels) == 1.0), "labels", labels, "only +1 and -1")
 
@@ -69,7 +69,7 @@ class SignChannel(AbstractSignsChannel):
     """y = sign(z + √Δ ξ) (P = M = 1): log Z_out = log Φ(y ω/√(V + Δ)).
 
     Args:
-        noise: Δ, may be infinite: the label then says nothing. None: no noise.
+        noise: Δ; if infinite, the label says nothing. None: no noise.
     """
 
     noise: Array | None = None
@@ -78,7 +78,7 @@ class SignChannel(AbstractSignsChannel):
 
     @property
     def noise_size(self) -> int:
-        """One normal, where there is noise."""
+        """One normal if there is noise, else none."""
         return 0 if self.noise is None else 1
 
     def label(self, fields: Array, noise: Array) -> Array:
@@ -102,7 +102,7 @@ class LogisticChannel(AbstractSignsChannel):
 
     @property
     def noise_size(self) -> int:
-        """One normal, of which Φ is uniform."""
+        """One normal ξ: Φ(ξ) is uniform."""
         return 1
 
     def label(self, fields: Array, noise: Array) -> Array:
@@ -119,13 +119,13 @@ class LogisticChannel(AbstractSignsChannel):
         centre = bisect(rising, jnp.zeros_like(width), width, _HALVINGS)
         t = centre + jnp.asarray(_LOGISTIC_NODES)
         terms = -0.5 * t**2 + log_sigmoid(w + s * t)
-        return logsumexp(terms) + np.log(_STEP / np.sqrt(2 * np.pi))
+        return logsumexp(terms) + np.log(_LOGISTIC_STEP / np.sqrt(2 * np.pi))
 
 
 class SignProductChannel(AbstractSignsChannel):
     """y = sign(z_1 .. z_P) (P = 2 or 3, M = 1), any V.
 
-    Of three fields with V far from diagonal, labels of a probability below 1e-15 lose their digits.
+    For three fields with V far from diagonal, labels of probability below 1e-15 lose their digits.
     """
 
     indices: int = eqx.field(static=True, default=2)
@@ -150,7 +150,7 @@ class SquarePlusSignParityChannel(ClosedFormChannel):
 
     @property
     def pathwise(self) -> bool:
-        """Labels jump."""
+        """False: labels jump."""
         return False
 
     def link(self, fields: Array) -> Array:
@@ -159,7 +159,7 @@ class SquarePlusSignParityChannel(ClosedFormChannel):
         return z[0] ** 2 + jnp.where(z[0] * z[1] * z[2] >= 0.0, 1.0, -1.0)
 
     def check_labels(self, labels: Array) -> None:
-        """Numbers >= -1, shape (N,)."""
+        """Check that labels are numbers >= -1, shape (N,)."""
         check_label_shape(labels, ())
         check(jnp.all(labels >= -1.0), "labels", labels, "numbers z_1² ± 1 >= -1")
 
@@ -203,10 +203,10 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     slope = jax.grad(log_integrand)
     # where panels meet does not need many digits
     mode = bisect(lambda s: slope(s, *fixed) <= 0.0, zero, end, 25)
-    goal = log_integrand(mode, *fixed) - 40.0
-    high = bisect(lambda s: log_integrand(s, *fixed) <= goal, mode, mode + 10.0, 12)
-    low = bisect(lambda s: log_integrand(s, *fixed) >= goal, zero, mode, 16)
-    low = jnp.where(log_integrand(zero, *fixed) >= goal, zero, low)
+    cutoff = log_integrand(mode, *fixed) - 40.0
+    high = bisect(lambda s: log_integrand(s, *fixed) <= cutoff, mode, mode + 10.0, 12)
+    low = bisect(lambda s: log_integrand(s, *fixed) >= cutoff, zero, mode, 16)
+    low = jnp.where(log_integrand(zero, *fixed) >= cutoff, zero, low)
     # panels meet at the mode, and around the step of Φ, narrow where the correlation is strong
     slow = jnp.where(jnp.abs(fixed[2]) > 1e-3, fixed[2], 1e-3)
     turn = fixed[0] - fixed[1] / slow
@@ -214,8 +214,8 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     cuts = jnp.stack([low, mode, high, turn - width, turn + width])
     cuts = jax.lax.stop_gradient(jnp.sort(jnp.clip(cuts, low, high)))
     half = 0.5 * (cuts[1:] - cuts[:-1])[:, None]
-    s = (0.5 * (cuts[1:] + cuts[:-1])[:, None] + half * jnp.asarray(_NODES)).ravel()
-    weights = (half * jnp.asarray(_WEIGHTS)).ravel()
+    s = (0.5 * (cuts[1:] + cuts[:-1])[:, None] + half * jnp.asarray(_PANEL_NODES)).ravel()
+    weights = (half * jnp.asarray(_PANEL_WEIGHTS)).ravel()
     values = jax.vmap(lambda x: log_integrand(x, a, b, rho, root))(s)
     return logsumexp(values, b=weights) - 0.5 * jnp.log(2 * jnp.pi)
 
