@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsmi.sgd.problem import Initial, Rule, pair_of
-from jaxsmi.sgd.simulation import beginning_of, begun
+from jaxsmi.sgd.simulation import RunStart, start_chains
 
 
 def whole_vectors(model, keys, *, dimension, rate, alpha, start=None, student=None):
@@ -15,8 +15,8 @@ def whole_vectors(model, keys, *, dimension, rate, alpha, start=None, student=No
     rule = Rule.of(rate)
     pair = pair_of(model, student, rule.gradient.loss)
     projected = pair.spherical or rule.projection == "sphere"
-    beginning = beginning_of(pair, Initial.of(start), dimension)
-    begin = begun(pair, beginning, keys, dimension, projected, pair.rows)
+    run_start = RunStart.of(pair, Initial.of(start), dimension)
+    begin = start_chains(pair, run_start, keys, dimension, projected, pair.rows)
     steps = round(alpha * dimension / rule.batch_size)
     batches = jax.vmap(lambda k: jax.random.fold_in(k, 1))(keys)
     return _runs(pair, rule, projected, dimension, steps, begin, batches)

@@ -2,7 +2,7 @@
 risk, flow, exact runs, rates.
 
 The theory is on the page `docs/theory/online-sgd.md`, which the functions cite equation by
-equation.
+equation. Inside, `pair` is the `TeacherStudent` of a call: both links, their shapes and the loss.
 """
 
 from jaxsmi.models.sequence_single_index import semantic_positional
@@ -14,13 +14,14 @@ from jaxsmi.sgd.landscape import averages, flatness, hessian, maximal_rate, rate
 from jaxsmi.sgd.problem import Initial, Rule
 from jaxsmi.sgd.simulation import simulate
 
-# What to use in place of names of version 0.1.
+# Names of version 0.1, and what replaces them.
 _REMOVED = {
-    "averages": "gradient_noise",
-    "exponents": "information_exponent leaps",
-    "flatness(..).series": "taylor",
-    "hessian": "hessian_at_origin",
-    "Rule.per_sample": "per_sample_rate",
+    "gradient_noise": "averages",
+    "hessian_at_origin": "hessian",
+    "information_exponent": "exponents",
+    "leaps": "exponents",
+    "per_sample_rate": "Rule.per_sample",
+    "taylor": "flatness(..).series",
 }
 
 __all__ = [
@@ -46,6 +47,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    new = "".join(new for new, old in _REMOVED.items() if name in old.split())
-    hint = f"; it is now smi.sgd.{new}" if new else ""
+    hint = f"; it is now smi.sgd.{_REMOVED[name]}" if name in _REMOVED else ""
     raise AttributeError(f"module 'jaxsmi.sgd' has no attribute {name!r}{hint}", name=name)

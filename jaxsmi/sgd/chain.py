@@ -31,7 +31,7 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.driver import RUNNING, AbstractSolver, Result, Run, advance, begin
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.linear_algebra import acceptance_tries, chi_square
-from jaxsmi.sgd.coordinates import Coordinates, contract, factor, shifted, slopes
+from jaxsmi.sgd.coordinates import Coordinates, add_means, factor, fields_of, slopes
 
 # Random numbers of a run are drawn in blocks of so many numbers, and of so many steps at most:
 # large enough to be vectorised, small enough for the cache with many runs. Empirical.
@@ -76,7 +76,7 @@ class Update(eqx.Module):
         return jax.vmap(pair.agreement, -1, -1)(M, Q, position.gram())
 
 
-class Noise(NamedTuple):
+class StepNoise(NamedTuple):
     """What steps draw, with groups and runs on the last axes: `fixed` N_T (.., k, BM, g, runs),
     `moving` N_Z (.., n, BM, g, runs), `label` (.., noise, B, runs), and of Bartlett's A the
     `normals` below its diagonal, row by row, and the `chi_square` on it (.., g, runs)."""
@@ -106,49 +106,49 @@ class OverlapChain(AbstractSolver[ChainState]):
     a batch is as large as D, follow from the dimension. `noise` (block, ..) is that of the steps of
     one block; None before the first one."""
 
-    rule: Update
+    update: Update
     start: Coordinates
     radius: Array | None
     dimension: Array
-    limit: Array
+    max_steps: Array
     tries: int = eqx.field(static=True)
-    side: tuple[int, int] = eqx.field(static=True)
-    noise: Noise | None = None
+    A_shape: tuple[int, int] = eqx.field(static=True)
+    noise: StepNoise | None = None
 
     @classmethod
-    def of(cls, rule: Update, dimension: int, steps: int, start: Coordinates) -> OverlapChain:
+    def of(cls, update: Update, dimension: int, steps: int, start: Coordinates) -> OverlapChain:
         """The chain of so many steps."""
-        pair = rule.pair
-        tokens = rule.batch * pair.tokens
+        pair = update.pair
+        tokens = update.batch * pair.tokens
         # what lies outside of the span of all rows has D - k - n dimensions
-        freedom = dimension - pair.fixed - rule.moving
-        rows = tokens if rule.repeats > 1 else min(pair.rows, tokens)
+        freedom = dimension - pair.fixed - update.moving
+        rows = tokens if update.repeats > 1 else min(pair.rows, tokens)
         # a batch with more tokens than dimensions fills them
         columns = min(rows, freedom)
         return cls(
-            rule=rule,
+            update=update,
             start=start,
-            radius=start.norms(pair.rows) if rule.projected else None,
+            radius=start.norms(pair.rows) if update.projected else None,
             dimension=jnp.asarray(dimension, theory_dtype()),
-            limit=jnp.asarray(steps),
+            max_steps=jnp.asarray(steps),
             tries=acceptance_tries(freedom - columns + 1),
-            side=(rows, columns),
+            A_shape=(rows, columns),
         )
 
     @property
-    def below(self) -> tuple[np.ndarray, np.ndarray]:
+    def below_diagonal(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the normals of A stand: rows and columns below its diagonal."""
-        rows, columns = self.side
+        rows, columns = self.A_shape
         return np.tril_indices(rows, -1, columns)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Normals that a step of a run needs, in the order of `Noise`, the last for χ²."""
-        pair, B = self.rule.pair, self.rule.batch
+        """Normals that a step of a run needs, in the order of `StepNoise`, the last for χ²."""
+        pair, B = self.update.pair, self.update.batch
         tokens = (B * pair.tokens, pair.groups)
-        below = (len(self.below[0]), pair.groups)
-        diagonal = (self.side[1], pair.groups, 3, self.tries)
-        fixed, moving = (pair.fixed, *tokens), (self.rule.moving, *tokens)
+        below = (len(self.below_diagonal[0]), pair.groups)
+        diagonal = (self.A_shape[1], pair.groups, 3, self.tries)
+        fixed, moving = (pair.fixed, *tokens), (self.update.moving, *tokens)
         return fixed, moving, (pair.noise_size, B), below, diagonal
 
     @property
@@ -167,72 +167,72 @@ class OverlapChain(AbstractSolver[ChainState]):
         shape = (self.block, self.size)
         return jax.random.normal(jax.random.fold_in(key, index), shape, self.dimension.dtype)
 
-    def cut(self, normals: Array) -> Noise:
+    def split_noise(self, normals: Array) -> StepNoise:
         """The numbers of a block (block, .., runs), in their places."""
         parts = jnp.split(normals, np.cumsum([math.prod(s) for s in self.shapes])[:-1], axis=1)
         lead, runs = len(normals), normals.shape[-1]
         fixed, moving, label, below, proposals = (
             x.reshape(lead, *shape, runs) for x, shape in zip(parts, self.shapes, strict=True)
         )
-        freedom = self.dimension - self.rule.pair.fixed - self.rule.moving
-        freedom = (freedom - jnp.arange(self.side[1]))[:, None, None]
+        freedom = self.dimension - self.update.pair.fixed - self.update.moving
+        freedom = (freedom - jnp.arange(self.A_shape[1]))[:, None, None]
         squares = chi_square(freedom, jnp.moveaxis(proposals, (3, 4), (-2, -1)))
-        return Noise(fixed, moving, label, below, squares)
+        return StepNoise(fixed, moving, label, below, squares)
 
     # One step
 
-    def move(self, along: Array, across: Array, noise: Noise) -> tuple[Array, Array]:
+    def move_rows(self, along: Array, across: Array, noise: StepNoise) -> tuple[Array, Array]:
         """One step of all runs (module docstring): Y and Z."""
-        rule = self.rule
-        pair = rule.pair
+        update = self.update
+        pair = update.pair
         P = pair.rows
-        inputs = shifted(pair, self.start.frame, noise.fixed)
-        hidden = contract(self.start.frame[: pair.targets, :, None], inputs)
+        inputs = add_means(pair, self.start.frame, noise.fixed)
+        teacher_fields = fields_of(self.start.frame[: pair.targets, :, None], inputs)
         tokens = jnp.concatenate([inputs, noise.moving])
         rows = jnp.concatenate([along, across], axis=1)
-        A = self.outside(noise)
+        A = self.bartlett_factor(noise)
         # coordinates outside of the span of all rows: no row has any before the step
         beyond = jnp.zeros((len(rows), *A.shape[1:]), A.dtype)
-        if rule.repeats == 1:
-            S = slopes(pair, hidden, contract(rows[:P], tokens), noise.label)
+        if update.repeats == 1:
+            S = slopes(pair, teacher_fields, fields_of(rows[:P], tokens), noise.label)
             # A is as wide as S where S has few columns: then S serves without a factor
             Lambda = S if S.shape[1] <= P else factor(S)
             gradient = [jnp.sum(S[:, None] * tokens, axis=2), jnp.sum(Lambda[:, :, None] * A, 1)]
             rows = jnp.concatenate([rows, beyond], axis=1)
-            rows = self.updated(rows, jnp.concatenate(gradient, axis=1))
+            rows = self.apply_update(rows, jnp.concatenate(gradient, axis=1))
         else:
             # several updates on one batch, in the coordinates of all of its tokens
             tokens = jnp.concatenate([tokens, jnp.swapaxes(A, 0, 1)])
             rows = jnp.concatenate([rows, beyond], axis=1)
-            for _ in range(rule.repeats):
-                S = slopes(pair, hidden, contract(rows[:P], tokens), noise.label)
-                rows = self.updated(rows, jnp.sum(S[:, None] * tokens, axis=2))
+            for _ in range(update.repeats):
+                S = slopes(pair, teacher_fields, fields_of(rows[:P], tokens), noise.label)
+                rows = self.apply_update(rows, jnp.sum(S[:, None] * tokens, axis=2))
         k = pair.fixed
         return rows[:, :k], factor(rows[:, k:])
 
-    def outside(self, noise: Noise) -> Array:
+    def bartlett_factor(self, noise: StepNoise) -> Array:
         """Bartlett's A (p, columns, g, runs)."""
-        A = jnp.zeros((*self.side, *noise.normals.shape[1:]), noise.normals.dtype)
-        diagonal = np.arange(self.side[1])
-        A = A.at[self.below].set(noise.normals)
+        A = jnp.zeros((*self.A_shape, *noise.normals.shape[1:]), noise.normals.dtype)
+        diagonal = np.arange(self.A_shape[1])
+        A = A.at[self.below_diagonal].set(noise.normals)
         return A.at[diagonal, diagonal].set(jnp.sqrt(noise.chi_square))
 
-    def updated(self, rows: Array, gradient: Array) -> Array:
+    def apply_update(self, rows: Array, gradient: Array) -> Array:
         """W' and, with momentum, V' behind, from the moving rows and S Xᵀ."""
-        rule = self.rule
-        P = rule.pair.rows
+        update = self.update
+        P = update.pair.rows
         each = lambda x: x.reshape(-1, 1, 1, 1)
         W, V = rows[:P], rows[P:]
-        velocity = rule.weight / self.dimension * gradient
-        if rule.decay is not None:
-            velocity = velocity + each(rule.decay) * W
-        if rule.momentum is not None:
-            velocity = velocity + rule.momentum * V
-        W = W - each(rule.rate) * velocity
+        velocity = update.weight / self.dimension * gradient
+        if update.decay is not None:
+            velocity = velocity + each(update.decay) * W
+        if update.momentum is not None:
+            velocity = velocity + update.momentum * V
+        W = W - each(update.rate) * velocity
         if self.radius is not None:
             # the norm of the start, not of the last step: rounding does not add up
             W = (self.radius / jnp.sqrt(jnp.sum(W**2, axis=1)))[:, None] * W
-        return W if rule.momentum is None else jnp.concatenate([W, velocity])
+        return W if update.momentum is None else jnp.concatenate([W, velocity])
 
     def step(self, state: ChainState, count: Array) -> ChainState:
         """One step of all runs that have not stopped, and the result of those that stop now."""
@@ -240,41 +240,41 @@ class OverlapChain(AbstractSolver[ChainState]):
         noise = jax.tree.map(lambda x: x[count % self.block], self.noise)
         # all runs step together: those that have stopped keep their state
         running = state.result == RUNNING
-        along, across = self.move(state.along, state.across, noise)
+        along, across = self.move_rows(state.along, state.across, noise)
         along = jnp.where(running, along, state.along)
         across = jnp.where(running, across, state.across)
         steps = state.steps + running
         # a first passage is a matter of every step, not of records
-        values = self.rule.agreement(Coordinates(self.start.frame, along, across))
-        first = (values >= self.rule.level) & jnp.isinf(state.reached)
+        values = self.update.agreement(Coordinates(self.start.frame, along, across))
+        first = (values >= self.update.level) & jnp.isinf(state.reached)
         reached = jnp.where(first & running, steps.astype(along.dtype), state.reached)
-        met = self.met(values)
+        met = self.has_met_target(values)
         result = jnp.where(running & met, int(Result.SUCCESS), state.result)
         finite = jnp.all(jnp.isfinite(values.reshape(-1, values.shape[-1])), axis=0)
         result = jnp.where(running & ~finite, int(Result.NONFINITE), result)
         return ChainState(along, across, steps, reached, result)
 
-    def met(self, values: Array) -> Array:
+    def has_met_target(self, values: Array) -> Array:
         """Whether runs have all the agreement that stops them (runs,)."""
-        return jnp.all(values.reshape(-1, values.shape[-1]) >= self.rule.stop, axis=0)
+        return jnp.all(values.reshape(-1, values.shape[-1]) >= self.update.stop, axis=0)
 
     def init(self) -> ChainState:
         """Runs at the start."""
         start = self.start
-        values = self.rule.agreement(start)
+        values = self.update.agreement(start)
         runs = values.shape[-1]
         return ChainState(
             start.along,
             start.across,
             steps=jnp.zeros(runs, int),
-            reached=jnp.where(values >= self.rule.level, 0.0, jnp.inf),
-            result=jnp.where(self.met(values), int(Result.SUCCESS), RUNNING),
+            reached=jnp.where(values >= self.update.level, 0.0, jnp.inf),
+            result=jnp.where(self.has_met_target(values), int(Result.SUCCESS), RUNNING),
         )
 
     def observe(self, state: ChainState, count: Array) -> dict[str, Array]:
         """Y and Z of the runs that took step number `count`; NaN of those that had stopped."""
         here = state.steps == count
-        P = self.rule.pair.rows
+        P = self.update.pair.rows
         return {
             "along": jnp.where(here, state.along[:P], jnp.nan),
             "across": jnp.where(here, state.across[:P], jnp.nan),
@@ -284,7 +284,7 @@ class OverlapChain(AbstractSolver[ChainState]):
         return state.result
 
 
-class Blocks(AbstractSolver[Run[ChainState]]):
+class BlockSolver(AbstractSolver[Run[ChainState]]):
     """Block after block, each with random numbers of its own: a step of this solver is a block,
     and its state the run so far."""
 
@@ -298,10 +298,10 @@ class Blocks(AbstractSolver[Run[ChainState]]):
 
     def step(self, state: Run[ChainState], count: Array) -> Run[ChainState]:
         draw = jax.vmap(self.chain.draw, in_axes=(0, None), out_axes=-1)
-        noise = self.chain.cut(draw(self.keys, count))
+        noise = self.chain.split_noise(draw(self.keys, count))
         block = dataclasses.replace(self.chain, noise=noise)
         # the last block is drawn whole, and used up to the last step
-        until = jnp.minimum((count + 1) * block.block, block.limit)
+        until = jnp.minimum((count + 1) * block.block, block.max_steps)
         return advance(block, state, until, self.every)
 
     def observe(self, state: Run[ChainState], count: Array) -> dict[str, Array]:

@@ -76,9 +76,9 @@ class Coordinates(eqx.Module):
         if rows != targets:
             return jnp.full((Y.shape[2] * rows, Y.shape[-1]), jnp.nan, Y.dtype)
         # a difference of rows: Q - 2M + ρ would end at 1e-16
-        goal = self.frame[:targets, :, None]
-        sign = jnp.where(jnp.sum(Y * goal, axis=1, keepdims=True) < 0.0, -1.0, 1.0)
-        square = jnp.sum((Y - sign * goal) ** 2, axis=1) + jnp.sum(self.across[:rows] ** 2, axis=1)
+        L = self.frame[:targets, :, None]
+        sign = jnp.where(jnp.sum(Y * L, axis=1, keepdims=True) < 0.0, -1.0, 1.0)
+        square = jnp.sum((Y - sign * L) ** 2, axis=1) + jnp.sum(self.across[:rows] ** 2, axis=1)
         return jnp.moveaxis(square, 1, 0).reshape(-1, Y.shape[-1])
 
 
@@ -93,7 +93,7 @@ def coordinates_of(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
     return Y, triangular_root(Q - Y @ Y.T)
 
 
-def placed(pair: TeacherStudent, frame: Array, M: Array, Q: Array) -> Coordinates:
+def coordinates_at(pair: TeacherStudent, frame: Array, M: Array, Q: Array) -> Coordinates:
     """Rows of overlaps M (g P, k) and Q (g P, g P), without an axis of runs."""
     split = M.reshape(pair.groups, pair.rows, pair.fixed)
     blocks = Q.reshape(pair.groups, pair.rows, pair.groups, pair.rows)
@@ -103,12 +103,12 @@ def placed(pair: TeacherStudent, frame: Array, M: Array, Q: Array) -> Coordinate
     return Coordinates(frame, *coordinates(frame, split, own))
 
 
-def contract(rows: Array, tokens: Array) -> Array:
+def fields_of(rows: Array, tokens: Array) -> Array:
     """Fields (p, T, g, runs) of rows (p, m, g, runs) and tokens (m, T, g, runs) in coordinates."""
     return jnp.sum(rows[:, :, None] * tokens, axis=1)
 
 
-def shifted(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
+def add_means(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
     """N_T + U (k, T, g, runs): tokens with their means, along the fixed rows."""
     if not pair.directions:
         return fixed
@@ -120,14 +120,14 @@ def shifted(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
     return each.reshape(fixed.shape)
 
 
-def slopes(pair: TeacherStudent, hidden: Array, fields: Array, label: Array) -> Array:
+def slopes(pair: TeacherStudent, teacher_fields: Array, fields: Array, label: Array) -> Array:
     """S (P, T, g, runs) of samples with labels' noise (noise, B, runs)."""
     split = lambda x: x.reshape(len(x), label.shape[1], -1, x.shape[-1])
     # samples inside, runs outside: the innermost axis of memory stays that of the runs
     one = jax.grad(pair.sample_loss, argnums=1)
     samples = jax.vmap(one, in_axes=1, out_axes=1)
     every = jax.vmap(samples, in_axes=-1, out_axes=-1)
-    return every(split(hidden), split(fields), label).reshape(fields.shape)
+    return every(split(teacher_fields), split(fields), label).reshape(fields.shape)
 
 
 # Up to so many rows the steps of `factor` are unrolled, and XLA fuses them into one pass over the

@@ -35,8 +35,8 @@ from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.sequence_single_index import SequenceSingleIndex
 from jaxsmi.models.teacher_student import AbstractTeacher
 from jaxsmi.numerics.quadrature import hermite_polynomials, randomised_gaussians
-from jaxsmi.sgd.averages import sizes_of
 from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_moment, terms
+from jaxsmi.sgd.sample_averages import sizes_of
 
 # The highest total order, by the number of fields: on grids what takes seconds, on nets what has no
 # more than 1000 multi-indices (10 000 on request), and never above eight.
@@ -92,27 +92,27 @@ class Expansion(NamedTuple):
 
     Attributes:
         orders: Multi-indices (n, L), that of the mean first.
-        each: The coefficients by net, or of two grids (R, n, k).
+        per_net: The coefficients by net, or of two grids (R, n, k).
         moment: E‖f‖².
         sampled: By nets.
     """
 
     orders: np.ndarray
-    each: np.ndarray
+    per_net: np.ndarray
     moment: float
     sampled: bool
 
     @property
     def value(self) -> np.ndarray:
         """ĝ (n, k)."""
-        return self.each.mean(axis=0) if self.sampled else self.each[0]
+        return self.per_net.mean(axis=0) if self.sampled else self.per_net[0]
 
     @property
     def stderr(self) -> np.ndarray:
         """Standard errors (n, k), or the differences of two grids."""
         if not self.sampled:
-            return np.abs(self.each[0] - self.each[-1])
-        return self.each.std(axis=0, ddof=1) / np.sqrt(len(self.each))
+            return np.abs(self.per_net[0] - self.per_net[-1])
+        return self.per_net.std(axis=0, ddof=1) / np.sqrt(len(self.per_net))
 
     @property
     def variance(self) -> float:
@@ -126,7 +126,7 @@ class Expansion(NamedTuple):
             return _SURE
         from scipy.special import stdtrit  # here: importing it takes longer than the quantile
 
-        return float(-stdtrit(len(self.each) - 1, 0.5 * _RISK / max(self.value.size, 1)))
+        return float(-stdtrit(len(self.per_net) - 1, 0.5 * _RISK / max(self.value.size, 1)))
 
     def large(self, tolerance: float) -> np.ndarray:
         """Entries (n, k) above a part of the variance."""
@@ -225,10 +225,10 @@ def exponents(
     ]
     check(shapes[0] == shapes[-1], "student", f"answers of shape {shapes[-1]}", f"{shapes[0]}")
     g, *rest = [_expansion(f, L, highest, key, *sizes) for f in links]
-    return _found(g, rest[0] if rest else None, rows, tokens, part)
+    return _exponents(g, rest[0] if rest else None, rows, tokens, part)
 
 
-def _found(
+def _exponents(
     g: Expansion, F: Expansion | None, rows: int, tokens: int, tolerance: float
 ) -> Exponents:
     levels, errors = _levels(g, g)
@@ -244,7 +244,7 @@ def _found(
     # grids converge: a coefficient that is large and not certain hides an order; nets say how much
     elif np.any(np.any(g.large(tolerance), axis=1) & below):
         sure = np.zeros_like(sure)
-    steps, complete = _climb(g.orders[sure], rows, tokens)
+    steps, complete = _leaps(g.orders[sure], rows, tokens)
     status = "found" if steps else "undetermined"
     relative = None if F is None else _relative(g, F, tolerance)
     return Exponents(steps, complete, status, levels, errors, hidden, relative)
@@ -272,10 +272,10 @@ def _levels(a: Expansion, b: Expansion) -> tuple[np.ndarray, np.ndarray]:
         x, dx, y, dy = map(np.sqrt, squares)  # Cauchy and Schwarz, of the two differences
         return by_order(a.value * b.value), x * dy + dx * y + dx * dy
     # shared noise of one net would bias a square: products of different nets alone
-    R = len(a.each)
-    x, y, own = a.each.sum(axis=0), b.each.sum(axis=0), a.each * b.each
+    R = len(a.per_net)
+    x, y, own = a.per_net.sum(axis=0), b.per_net.sum(axis=0), a.per_net * b.per_net
     value = by_order(x * y - own.sum(axis=0)) / (R * (R - 1))
-    without = by_order((x - a.each) * (y - b.each) - (own.sum(axis=0) - own))
+    without = by_order((x - a.per_net) * (y - b.per_net) - (own.sum(axis=0) - own))
     without = without / ((R - 1) * (R - 2))
     # the jackknife, since pairs of nets share nets
     return value, np.std(without, axis=1) * np.sqrt(R - 1)
@@ -312,7 +312,7 @@ def _functions_of(link: _Function, length: int) -> _Function:
     return function
 
 
-def _climb(
+def _leaps(
     orders: np.ndarray, rows: int, tokens: int
 ) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], bool]:
     """Leaps from nothing, over multi-indices (n, P·M), and whether all rows are reached."""
@@ -349,8 +349,8 @@ def _expansion(
         exists = np.isfinite(moment)
         check(exists, "model", "a link without a second moment", "one of finite second moment")
         orders = _orders(length, order)
-        each = [np.asarray(coefficients(function, length, order, s)) for s in (0.0, 0.5)]
-        found = Expansion(orders, np.stack([x[tuple(orders.T)] for x in each]), moment, False)
+        grids = [np.asarray(coefficients(function, length, order, s)) for s in (0.0, 0.5)]
+        found = Expansion(orders, np.stack([x[tuple(orders.T)] for x in grids]), moment, False)
         # 81³ or 61⁴ nodes miss jumps by .1, where random points err by the root of their number
         if length <= 2 or np.max(found.stderr) <= (found.moment / size) ** 0.5:
             return found
@@ -372,8 +372,8 @@ def sampled_expansion(
 ) -> Expansion:
     """Coefficients of all |n| <= `order` of a function of L fields, on nets of `size` points."""
     orders = _orders(length, order)
-    each, moment = _means(function, jnp.asarray(orders), order, key, (size, nets, length))
-    return Expansion(orders, np.asarray(each, float), float(moment), True)
+    per_net, moment = _means(function, jnp.asarray(orders), order, key, (size, nets, length))
+    return Expansion(orders, np.asarray(per_net, float), float(moment), True)
 
 
 @eqx.filter_jit
@@ -397,5 +397,5 @@ def _means(
         parts = jax.lax.map(part, z.reshape(-1, chunk, length))
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
 
-    each, squares = jax.lax.map(net, points)
-    return each, jnp.mean(squares, axis=0)
+    per_net, squares = jax.lax.map(net, points)
+    return per_net, jnp.mean(squares, axis=0)

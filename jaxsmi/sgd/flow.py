@@ -34,8 +34,8 @@ from jaxsmi.core.driver import Estimate, Result
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
 from jaxsmi.models.teacher_student import AbstractTeacher
-from jaxsmi.sgd.averages import AbstractAverages, Moments, Place, place_of, spread
-from jaxsmi.sgd.problem import Initial, Point, Rule, check_moving
+from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_moving
+from jaxsmi.sgd.sample_averages import AbstractAverages, GradientMoments, SgdSetting, spread
 
 if TYPE_CHECKING:
     import diffrax  # importing it takes a second: it is imported where a flow is solved
@@ -93,21 +93,26 @@ class Flow(eqx.Module):
 
 
 def velocity(
-    moments: Moments, x: Point, kappa: ArrayLike, decay: ArrayLike = 0.0, projected: bool = False
-) -> Point:
+    moments: GradientMoments,
+    x: Overlaps,
+    kappa: ArrayLike,
+    decay: ArrayLike = 0.0,
+    projected: bool = False,
+) -> Overlaps:
     """dM/dt and dQ/dt (module docstring)."""
     dM = -moments.fixed - decay * x.M
-    dQ = -(moments.own + moments.own.T) + kappa * moments.square - 2.0 * decay * x.Q
+    A_Z = moments.student_gradient
+    dQ = -(A_Z + A_Z.T) + kappa * moments.square - 2.0 * decay * x.Q
     if not projected:
-        return Point(dM, dQ)
+        return Overlaps(dM, dQ)
     a = jnp.diagonal(dQ) / (2.0 * jnp.diagonal(x.Q))
-    return Point(dM - a[:, None] * x.M, dQ - a[:, None] * x.Q - x.Q * a)
+    return Overlaps(dM - a[:, None] * x.M, dQ - a[:, None] * x.Q - x.Q * a)
 
 
-class _Equation(eqx.Module):
+class _FlowEquation(eqx.Module):
     """The differential equation from one place at one learning rate, and how it is solved."""
 
-    place: Place
+    setting: SgdSetting
     kappa: Array
     decay: Array
     rtol: Array
@@ -125,7 +130,7 @@ class _Equation(eqx.Module):
         key: PRNGKeyArray | None,
         averages: Averages | None,
         iteration: Iteration | None,
-    ) -> _Equation:
+    ) -> _FlowEquation:
         """The equation of a call, its arguments validated."""
         rule = Rule.of(rate)
         check(rule.rate.ndim == 0, "rate", rule.rate, "one number")
@@ -134,9 +139,9 @@ class _Equation(eqx.Module):
         unused = iteration.damping is None and iteration.newton is None
         check(unused, "iteration", iteration, allowed)
         loss = rule.gradient.loss
-        place = place_of(model, start, student, loss, key, averages, _USUAL, coarse=True)
+        setting = SgdSetting.of(model, start, student, loss, key, averages, _USUAL, coarse=True)
         # a flow at rest would integrate to its last time, and return the start
-        check_moving(place.pair, place.point.M)
+        check_moving(setting.pair, setting.overlaps.M)
         # momentum multiplies steps by 1/(1 - β) for slow overlaps, decay as well as learning
         kappa = rule.per_sample()
         decay = jnp.zeros(()) if rule.weight_decay is None else rule.weight_decay
@@ -146,15 +151,15 @@ class _Equation(eqx.Module):
         rtol = jnp.asarray(_RTOL) if iteration.tolerance is None else iteration.tolerance
         # V costs as much as the gradient, so it is left out where it is known to vanish
         noisy = not (concrete(kappa) and float(kappa) == 0.0)
-        projected = place.pair.spherical or rule.projection == "sphere"
+        projected = setting.pair.spherical or rule.projection == "sphere"
         max_steps = iteration.max_steps or _MAX_STEPS
         # t = κ α: decay for a unit of α is κ times that for a unit of t
         per_time = decay / jnp.where(kappa > 0.0, kappa, 1.0)
-        return cls(place, kappa, per_time, rtol, noisy, projected, max_steps)
+        return cls(setting, kappa, per_time, rtol, noisy, projected, max_steps)
 
-    def agreement(self, x: Point) -> Array:
+    def agreement(self, x: Overlaps) -> Array:
         """Cosines, up to the symmetries of the model."""
-        return self.place.pair.agreement(x.M, x.Q, self.place.gram)
+        return self.setting.pair.agreement(x.M, x.Q, self.setting.gram)
 
     def solve(
         self,
@@ -167,12 +172,12 @@ class _Equation(eqx.Module):
         import diffrax
 
         # a NaN would take all steps: the answer is masked by its validity instead
-        numbers = (self.place.point, self.kappa, self.decay)
+        numbers = (self.setting.overlaps, self.kappa, self.decay)
         start, *rates = jax.tree.map(lambda x: jnp.where(jnp.isnan(x), 0.0, x), numbers)
 
-        def drift(t: object, x: Point, args: tuple[AbstractAverages, list[Array]]) -> Point:
-            law, (kappa, decay) = args
-            return velocity(law.at(x.M, x.Q, self.noisy), x, kappa, decay, self.projected)
+        def drift(t: object, x: Overlaps, args: tuple[AbstractAverages, list[Array]]) -> Overlaps:
+            net, (kappa, decay) = args
+            return velocity(net.at(x.M, x.Q, self.noisy), x, kappa, decay, self.projected)
 
         return diffrax.diffeqsolve(
             diffrax.ODETerm(drift),
@@ -247,17 +252,17 @@ def flow(
         [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67)].
     """
     increasing = "increasing numbers >= 0"
-    moments = jnp.atleast_1d(validate.array("times", times, increasing, interval=NON_NEGATIVE))
-    check(moments.ndim == 1, "times", times, increasing)
-    ordered = jnp.all(jnp.diff(moments) > 0)
+    record_times = jnp.atleast_1d(validate.array("times", times, increasing, interval=NON_NEGATIVE))
+    check(record_times.ndim == 1, "times", times, increasing)
+    ordered = jnp.all(jnp.diff(record_times) > 0)
     check(ordered, "times", times, increasing)
-    equation = _Equation.of(model, start, rate, student, key, averages, iteration)
-    records, complete = _trajectories(equation, jnp.nan_to_num(moments))
-    valid = ordered & validate.valid((equation, moments))
+    equation = _FlowEquation.of(model, start, rate, student, key, averages, iteration)
+    records, complete = _trajectories(equation, jnp.nan_to_num(record_times))
+    valid = ordered & validate.valid((equation, record_times))
     clean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x) & valid, x, jnp.nan), records)
     result = jnp.where(jnp.all(complete), int(Result.SUCCESS), int(Result.MAX_STEPS))
     return Flow(
-        moments,
+        record_times,
         *(jnp.mean(x, axis=0) for x in clean),
         stderr=jax.tree.map(spread, clean),
         result=jnp.where(valid, result, int(Result.INVALID)),
@@ -315,17 +320,17 @@ def recovery_time(
         [theory: online-sgd, Eq. (32)].
     """
     height = validate.number("level", level, UNIT_INTERVAL)
-    equation = _Equation.of(model, start, rate, student, key, averages, iteration)
+    equation = _FlowEquation.of(model, start, rate, student, key, averages, iteration)
     time, known = _passages(equation, jnp.nan_to_num(height))
     # not known where the steps ran out: inf would say that the level is never reached
     time = jnp.where(known & validate.valid((equation, height)), time, jnp.nan)
-    if equation.place.pair.spherical:
+    if equation.setting.pair.spherical:
         time = time[:, 0]
     return Estimate(jnp.mean(time, axis=0), spread(time))
 
 
 @eqx.filter_jit
-def _trajectories(equation: _Equation, times: Array) -> tuple[FlowRecords, Array]:
+def _trajectories(equation: _FlowEquation, times: Array) -> tuple[FlowRecords, Array]:
     """Records of each net, and whether all times were reached."""
     import diffrax
 
@@ -334,17 +339,17 @@ def _trajectories(equation: _Equation, times: Array) -> tuple[FlowRecords, Array
         assert solution.ys is not None
         path = solution.ys
         risk = jnp.full(len(times), jnp.nan, times.dtype)
-        if not equation.place.pair.spherical:  # there it is a sum of its own, and public: risk
+        if not equation.setting.pair.spherical:  # there it is a sum of its own, and public: risk
             risk = lax.map(lambda x: averages.risk(x.M, x.Q), path)
         cosine = jax.vmap(equation.agreement)(path)
         complete = solution.result == diffrax.RESULTS.successful
         return FlowRecords(path.M, path.Q, cosine, risk), complete
 
-    return equation.place.law.over_nets(one)
+    return equation.setting.averages.over_nets(one)
 
 
 @eqx.filter_jit
-def _passages(equation: _Equation, level: Array) -> tuple[Array, Array]:
+def _passages(equation: _FlowEquation, level: Array) -> tuple[Array, Array]:
     """Times (nets, n) at which each cosine has the level (inf: never), and whether they are
     known."""
     import diffrax
@@ -352,7 +357,7 @@ def _passages(equation: _Equation, level: Array) -> tuple[Array, Array]:
 
     last = jnp.asarray(_LONGEST)
     sizes = lambda x: jnp.atleast_1d(equation.agreement(x))
-    first = sizes(equation.place.point) >= level
+    first = sizes(equation.setting.overlaps) >= level
 
     def passage(averages: AbstractAverages, index: int) -> tuple[Array, Array]:
         height = lambda t, y, args, **_: sizes(y)[index] - level
@@ -369,4 +374,4 @@ def _passages(equation: _Equation, level: Array) -> tuple[Array, Array]:
         found = [passage(averages, p) for p in range(len(first))]
         return jnp.stack([t for t, _ in found]), jnp.stack([k for _, k in found])
 
-    return equation.place.law.over_nets(one)
+    return equation.setting.averages.over_nets(one)

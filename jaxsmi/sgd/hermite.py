@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -40,7 +40,7 @@ MAX_TOKENS = max(_STEPS)
 _Function = Callable[[Array], Array]
 
 
-class Grid(NamedTuple):
+class TokenGrid(NamedTuple):
     """The nodes (n,) of one token, the step between them, and their Gaussian weights (n,)."""
 
     nodes: np.ndarray
@@ -48,7 +48,7 @@ class Grid(NamedTuple):
     weights: np.ndarray
 
     @classmethod
-    def of(cls, length: int, reach: float = 0.0, shift: float = 0.0, coarse: bool = False) -> Grid:
+    def of(cls, length: int, reach: float = 0.0, shift: float = 0.0, coarse: bool = False) -> Self:
         """The grid of L tokens; `reach` is the largest distance of a field's mean from zero,
         `shift` moves the grid by a part of its step."""
         step, width = _STEPS[length], _WIDTHS[length]
@@ -58,9 +58,9 @@ class Grid(NamedTuple):
         nodes = step * (np.arange(-half, half + 1) + shift)
         return cls(nodes, step, step * np.exp(-0.5 * nodes**2) / np.sqrt(2 * np.pi))
 
-    def coarser(self, stride: int) -> Grid:
+    def coarser(self, stride: int) -> TokenGrid:
         """Every `stride`-th node."""
-        return Grid(self.nodes[::stride], stride * self.step, stride * self.weights[::stride])
+        return TokenGrid(self.nodes[::stride], stride * self.step, stride * self.weights[::stride])
 
 
 def tabulate(function: _Function, nodes: ArrayLike, length: int) -> Array:
@@ -87,7 +87,7 @@ def contract(table: Array, matrices: Sequence[ArrayLike], length: int) -> Array:
     return table
 
 
-def expectation(function: _Function, e: Array, grid: Grid) -> Array:
+def expectation(function: _Function, e: Array, grid: TokenGrid) -> Array:
     """E f(ξ + e) of a function (L,) -> (), e (L,), as a trapezoidal sum.
 
     For smooth functions the error falls faster than any power of the step, whatever poles they have
@@ -98,7 +98,9 @@ def expectation(function: _Function, e: Array, grid: Grid) -> Array:
     return contract(tabulate(function, nodes, len(e)), weights, len(e)).reshape(())
 
 
-def correlation(g: _Function, f: _Function, m: Array, e: Array, inner: Grid, outer: Grid) -> Array:
+def correlation(
+    g: _Function, f: _Function, m: Array, e: Array, inner: TokenGrid, outer: TokenGrid
+) -> Array:
     """C[g, f](m, e) for trees g, f: (L,) -> (k,), f smooth, m in [-1, 1], e (L,); NaN outside.
 
         C[g, f](m, e) = E⟨g(z*), f(z)⟩,   z_l = e_l + m z*_l + s ξ_l,   s = √(1 - m²)
@@ -108,8 +110,8 @@ def correlation(g: _Function, f: _Function, m: Array, e: Array, inner: Grid, out
     of `inner`.
     """
     L, step = len(e), inner.step
-    nodes, goals = jnp.asarray(inner.nodes), jnp.asarray(outer.nodes)
-    G, weights = tabulate(g, goals, L), jnp.asarray(outer.weights)
+    nodes, teacher_nodes = jnp.asarray(inner.nodes), jnp.asarray(outer.nodes)
+    G, weights = tabulate(g, teacher_nodes, L), jnp.asarray(outer.weights)
     for axis in range(L):
         G = G * weights.reshape(-1, *(1,) * (L - axis))
     # at |m| = 1 zero up to rounding, with the derivative -2m that clipping would halve
@@ -121,7 +123,7 @@ def correlation(g: _Function, f: _Function, m: Array, e: Array, inner: Grid, out
         # the branch that is not taken must have finite derivatives, too
         width = jnp.sqrt(jnp.where(narrow, 1.0, variance))
         kernel = lambda shift: (
-            jnp.exp(-0.5 * ((nodes - shift - m * goals[:, None]) / width) ** 2)
+            jnp.exp(-0.5 * ((nodes - shift - m * teacher_nodes[:, None]) / width) ** 2)
             * (step / (width * np.sqrt(2 * np.pi)))
         )
         return jnp.sum(G * contract(tabulate(f, nodes, L), [kernel(e[l]) for l in range(L)], L))
@@ -129,7 +131,7 @@ def correlation(g: _Function, f: _Function, m: Array, e: Array, inner: Grid, out
     def summed(count: int) -> Callable[[], Array]:
         average = lambda y: _noise_average(f, e + m * y, variance, count=count)
         # the noise is averaged at each node, where a kernel narrower than a step would miss it
-        return lambda: jnp.sum(G * tabulate(average, goals, L))
+        return lambda: jnp.sum(G * tabulate(average, teacher_nodes, L))
 
     shares = np.array([share for share, _ in _INNER])
     case = jnp.sum(variance <= jnp.asarray(shares**2) * limit)
@@ -254,7 +256,6 @@ def coefficients(
 @functools.singledispatch
 def terms(function: Callable[[Array], Array]) -> dict[tuple[int, ...], Array] | None:
     """Coefficients by multi-indices of a function that is a finite series; None: it is none."""
-    del function
 
 
 @terms.register
@@ -265,7 +266,6 @@ def _(function: HermiteSeries) -> dict[tuple[int, ...], Array]:
 @functools.singledispatch
 def _closed_form(function: Callable[[Array], Array], length: int, degree: int) -> Array | None:
     """Coefficients without integrals over the fields; None: there are none."""
-    del function, length, degree
 
 
 @_closed_form.register
@@ -299,7 +299,7 @@ def grid_coefficients(
     function: Callable[[Array], Array], length: int, degree: int, shift: float = 0.0
 ) -> Array:
     """Integrals on the grid."""
-    grid = Grid.of(length, shift=shift)
+    grid = TokenGrid.of(length, shift=shift)
     return _projections(function, grid.nodes, grid.weights, length, degree)
 
 
@@ -308,7 +308,7 @@ def second_moment(function: Callable[[Array], Array], length: int) -> float:
     series = terms(function)
     if series is not None:
         return float(sum(jnp.sum(x**2) for x in series.values()))
-    grid = Grid.of(length)
+    grid = TokenGrid.of(length)
     inner = np.where(np.abs(grid.nodes) <= _CORE * grid.nodes[-1], grid.weights, 0.0)
     whole, part = (
         float(jnp.ravel(_projections(square(function), grid.nodes, weights, length, 0))[0])
@@ -349,9 +349,9 @@ def series_average(series: HermiteSeries, rho: Array, function: Callable[[Array]
     highest = int(degrees.sum(axis=1).max())
     c = activation_coefficients(function, highest)
     powers = jnp.stack([jnp.ones_like(rho)] + [rho] * highest).cumprod(axis=0)  # (k, L)
-    each = jnp.prod(jnp.take_along_axis(powers, jnp.asarray(degrees), axis=0), axis=1)
+    monomials = jnp.prod(jnp.take_along_axis(powers, jnp.asarray(degrees), axis=0), axis=1)
     size = jnp.asarray(_multiplicity(degrees.T))
-    return jnp.sum(series.orthonormal * size * c[degrees.sum(axis=1)] * each)
+    return jnp.sum(series.orthonormal * size * c[degrees.sum(axis=1)] * monomials)
 
 
 def multi_indices(length: int, order: int) -> list[tuple[int, ...]]:

@@ -33,15 +33,9 @@ from jaxsmi.numerics.linear_algebra import (
     triangular_root,
 )
 from jaxsmi.numerics.quadrature import gaussian_points
-from jaxsmi.sgd.averages import Moments, Place, net_averages, place_of, sizes_of, spread
 from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_moment, square
-from jaxsmi.sgd.problem import (
-    Initial,
-    check_gradient,
-    check_silent,
-    is_even,
-    pair_of,
-)
+from jaxsmi.sgd.problem import Initial, check_gradient, check_noiseless, is_even, pair_of
+from jaxsmi.sgd.sample_averages import GradientMoments, SgdSetting, net_averages, sizes_of, spread
 
 _USUAL = 2**18, 16  # points of all nets, and nets: errors of 1e-4 of the risk of attention
 _ROUNDING = 1e3  # machine epsilons of the risk: a sum over 1e4 nodes loses less
@@ -97,16 +91,17 @@ def risk(
     Source:
         [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
     """
-    place = place_of(model, overlaps, student, loss, key, averages, _USUAL)
-    values, rounding = _risk(place)
-    check(place.law.exists(), "target", "a function without a second moment", "one that has it")
+    setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _USUAL)
+    values, rounding = _risk(setting)
+    exists = setting.averages.exists()
+    check(exists, "target", "a function without a second moment", "one that has it")
     return Estimate(jnp.mean(values), spread(values) + rounding)
 
 
 @eqx.filter_jit
-def _risk(place: Place) -> tuple[Array, Array]:
-    values = place.law.over_nets(lambda net: net.risk(*place.point))
-    return values, lax.stop_gradient(place.law.rounding(*place.point))
+def _risk(setting: SgdSetting) -> tuple[Array, Array]:
+    values = setting.averages.over_nets(lambda net: net.risk(*setting.overlaps))
+    return values, lax.stop_gradient(setting.averages.rounding(*setting.overlaps))
 
 
 def averages(
@@ -117,7 +112,7 @@ def averages(
     loss: Callable[[Array, Array], Array] | None = None,
     key: PRNGKeyArray | None = None,
     averages: Averages | None = None,
-) -> tuple[Moments, Moments]:
+) -> tuple[GradientMoments, GradientMoments]:
     r"""Averages over a fresh sample at overlaps: the terms of the flow, and of its variants.
 
         A_T = E[s hᵀ],   A_Z = E[s zᵀ],   V = E[s sᵀ],   R = E ℓ,   s = ∂ℓ/∂z
@@ -135,8 +130,8 @@ def averages(
         averages: As for `risk`.
 
     Returns:
-        The averages, with fields `fixed` A_T (P, k), `own` A_Z (P, P), `square` V (P, P) and
-        `risk`; and their standard errors, zero where nothing is sampled.
+        The averages, with fields `fixed` A_T (P, k), `student_gradient` A_Z (P, P), `square` N_s
+        (P, P) and `risk`; and their standard errors, zero where nothing is sampled.
 
     Raises:
         ValueError: As `risk`.
@@ -157,16 +152,16 @@ def averages(
     Source:
         [theory: online-sgd, Eqs. (13), (14), (17), (63)].
     """
-    place = place_of(model, overlaps, student, loss, key, averages, _USUAL)
-    found = _averages(place)
+    setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _USUAL)
+    found = _averages(setting)
     mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), found)
     return mean, jax.tree.map(spread, found)
 
 
 @eqx.filter_jit
-def _averages(place: Place) -> Moments:
-    point = place.point
-    return place.law.over_nets(lambda net: net.at(*point)._replace(risk=net.risk(*point)))
+def _averages(setting: SgdSetting) -> GradientMoments:
+    M, Q = setting.overlaps
+    return setting.averages.over_nets(lambda net: net.at(M, Q)._replace(risk=net.risk(M, Q)))
 
 
 def hessian(
@@ -204,17 +199,17 @@ def hessian(
     Source:
         [theory: online-sgd, Eqs. (12), (24)].
     """
-    place = place_of(model, overlaps, None, None, key, averages, _USUAL)
-    check(place.pair.spherical, "model", model, "a SequenceSingleIndex")
-    return _hessian(place)
+    setting = SgdSetting.of(model, overlaps, None, None, key, averages, _USUAL)
+    check(setting.pair.spherical, "model", model, "a SequenceSingleIndex")
+    return _hessian(setting)
 
 
 @eqx.filter_jit
-def _hessian(place: Place) -> Array:
-    M, Q = place.point
+def _hessian(setting: SgdSetting) -> Array:
+    M, Q = setting.overlaps
 
     def value(v: Array) -> Array:
-        return jnp.mean(place.law.over_nets(lambda net: net.risk(v.reshape(M.shape), Q)))
+        return jnp.mean(setting.averages.over_nets(lambda net: net.risk(v.reshape(M.shape), Q)))
 
     # forward mode twice: reverse mode would keep the tables of the grid
     return jax.jacfwd(jax.jacfwd(value))(jnp.ravel(M))
@@ -394,9 +389,9 @@ class Rates(eqx.Module):
         allowed = f"a finite number > 0, or one for each row ({P},)"
         kappa = validate.array("rate", rate, allowed, interval=POSITIVE)
         check(kappa.shape in ((), (P,)), "rate", rate, allowed)
-        each = jnp.broadcast_to(kappa, (P,))[:, None]
+        kappa = jnp.broadcast_to(kappa, (P,))[:, None]
         size = jnp.diagonal(self.overlap)[:, None]
-        return each * self.signal - 0.5 * each**2 * self.noise[:, None] / size
+        return kappa * self.signal - 0.5 * kappa**2 * self.noise[:, None] / size
 
     def escape(self, rate: ArrayLike, dimension: ArrayLike) -> Array:
         """α (P,) after which a random start has left the unlearned state, to leading order:
@@ -501,16 +496,16 @@ def _rates(
     """
     # independent points: products of averages over one set would be biased
     keys = [jax.random.fold_in(key, i) for i in range(3)]
-    own, goal = (
+    curvatures = [
         _curvatures(model, square, k, size, nets)
         for model, square, k in zip(models, (Q, pair.gram), keys, strict=False)
-    )
+    ]
     averages = net_averages(pair, triangular_root(pair.gram), keys[2], size, nets)
     M = jnp.zeros((pair.rows, pair.fixed), Q.dtype)
     found = averages.over_nets(lambda net: net.at(M, Q))
     diagonal = lambda x: jnp.diagonal(x, axis1=-2, axis2=-1)
-    signal = 2.0 * jnp.einsum("rpomn,rqomn,q->rpq", own, goal, jnp.diagonal(pair.gram))
-    return signal, diagonal(found.own) / jnp.diagonal(Q), diagonal(found.square)
+    signal = 2.0 * jnp.einsum("rpomn,rqomn,q->rpq", *curvatures, jnp.diagonal(pair.gram))
+    return signal, diagonal(found.student_gradient) / jnp.diagonal(Q), diagonal(found.square)
 
 
 def _curvatures(model: IndexModel, Q: Array, key: PRNGKeyArray, size: int, nets: int) -> Array:
@@ -587,13 +582,13 @@ def maximal_rate(
     pair = pair_of(model)
     # on the sphere recovery is no fixed point of the noise: what counts is to leave the origin
     if pair.spherical:
-        place = place_of(model, 0.0, None, None, key, averages, _USUAL)
-        lowest = jnp.linalg.eigvalsh(_hessian(place))[0]
-        V = jnp.mean(_averages(place).square, axis=0)[0, 0]
+        setting = SgdSetting.of(model, 0.0, None, None, key, averages, _USUAL)
+        lowest = jnp.linalg.eigvalsh(_hessian(setting))[0]
+        V = jnp.mean(_averages(setting).square, axis=0)[0, 0]
         return Estimate(jnp.maximum(-2.0 * lowest, 0.0) / V, jnp.zeros(()))
     key = validate.key("key", key)
     size, nets = sizes_of(averages, *_USUAL_RECOVERY)
-    check_silent(pair)
+    check_noiseless(pair)
     check_gradient(pair)
     values = _recovery_rates(pair, key, size, nets)
     return Estimate(jnp.mean(values), spread(values))
@@ -608,10 +603,10 @@ def _recovery_rates(pair: TeacherStudent, key: PRNGKeyArray, size: int, nets: in
         κ_max = 1/(2 λ),   λ the largest eigenvalue of (Ḡ · + · Ḡ)^{-1} Σ_mn E[G_mn · G_mnᵀ]
     """
     P, S = pair.rows, pair.gram[: pair.targets, : pair.targets]
-    silent = jnp.zeros(pair.noise_size)
+    zero_noise = jnp.zeros(pair.noise_size)
 
     def curvature(z: Array) -> Array:  # G of the squared loss, whose residual is zero here
-        return 0.5 * jax.hessian(lambda x: pair.sample_loss(z, x, silent))(z)
+        return 0.5 * jax.hessian(lambda x: pair.sample_loss(z, x, zero_noise))(z)
 
     def one(fields: tuple[Array, Array]) -> Array:
         z, weight = fields

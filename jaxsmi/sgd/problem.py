@@ -29,11 +29,31 @@ _ROUNDING = 1e-9
 _EXACT = 1e-12  # a Gram matrix of the teacher is written down, or computed in double precision
 
 
-class Point(NamedTuple):
+class Overlaps(NamedTuple):
     """Overlaps M (P, k) and Q (P, P), or their velocities."""
 
     M: Array
     Q: Array
+
+    @classmethod
+    def of(cls, pair: TeacherStudent, gram: Array, value: Any) -> Overlaps:
+        """Overlaps that some weights have, from (M, Q), or M alone on the sphere; NaN where they
+        are traced and no weights have them."""
+        M, Q = _on_sphere(pair, value) if pair.spherical else _pair_of_arrays(pair, value)
+        frame = triangular_root(gram)
+        Y, _ = coordinates_of(frame, M, Q)
+        size = 1.0 + jnp.max(jnp.abs(M))
+        inside = jnp.max(jnp.abs(Y @ frame.T - M)) <= _ROUNDING * size
+        check(inside, "M", M, "overlaps in the range of the teacher's Gram matrix")
+        # rows of different groups see different tokens: nothing depends on their overlap
+        blocks = np.kron(np.eye(pair.groups), np.ones((pair.rows, pair.rows)))
+        rest = jnp.linalg.eigvalsh(symmetric((Q - Y @ Y.T) * blocks))[0]
+        definite = rest >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
+        shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
+        sphere = "m² + ‖e‖² <= 1" if pair.tied else "|m_l| <= 1"
+        allowed = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
+        check(definite, "(M, Q)", shown, sphere if pair.spherical else allowed)
+        return cls(*(_nan_unless(x, inside & definite) for x in (M, Q)))
 
 
 class Rule(eqx.Module):
@@ -164,18 +184,18 @@ def check_gradient(pair: TeacherStudent) -> None:
     if not concrete(pair):
         return
     with jax.ensure_compile_time_eval():
-        sloped = bool(_sloped(pair, *_probe(pair, 16)))
+        has_gradient = bool(_has_gradient(pair, *_probe(pair, 16)))
     allowed = (
         "a link with a gradient (signs and hardmax have none: another student, such as a softmax "
         "one, can learn their labels: student=)"
     )
-    check(sloped, "student", "a link whose gradient is zero", allowed)
+    check(has_gradient, "student", "a link whose gradient is zero", allowed)
 
 
 @eqx.filter_jit
-def _sloped(pair: TeacherStudent, hidden: Array, fields: Array) -> Array:
+def _has_gradient(pair: TeacherStudent, teacher_fields: Array, fields: Array) -> Array:
     slopes = jax.vmap(jax.grad(pair.sample_loss, argnums=1), (0, 0, None))
-    return jnp.any(slopes(hidden, fields, jnp.zeros(pair.noise_size)) != 0.0)
+    return jnp.any(slopes(teacher_fields, fields, jnp.zeros(pair.noise_size)) != 0.0)
 
 
 def is_even(pair: TeacherStudent, argument: int) -> bool:
@@ -193,14 +213,14 @@ def is_even(pair: TeacherStudent, argument: int) -> bool:
         return bool(jnp.allclose(values, loss(jnp.ones(rows))))
 
 
-def check_silent(pair: TeacherStudent) -> None:
+def check_noiseless(pair: TeacherStudent) -> None:
     """Raise a ValueError for labels with noise: their loss is not zero at perfect recovery."""
     if not concrete(pair):
         return
     with jax.ensure_compile_time_eval():
         z = _probe(pair, 1)[1][0]
-        silent = bool(pair.sample_loss(z, z, jnp.ones(pair.noise_size)) == 0.0)
-    check(silent, "model", "labels with noise", "one with noiseless labels")
+        noiseless = bool(pair.sample_loss(z, z, jnp.ones(pair.noise_size)) == 0.0)
+    check(noiseless, "model", "labels with noise", "one with noiseless labels")
 
 
 def check_moving(pair: TeacherStudent, M: Array) -> None:
@@ -234,27 +254,7 @@ def gram_of(pair: TeacherStudent, teacher: object) -> Array:
     return _semidefinite("teacher", teacher, pair.fixed, _EXACT)
 
 
-def point_of(pair: TeacherStudent, gram: Array, value: Any) -> Point:
-    """Overlaps that some weights have, from (M, Q), or M alone on the sphere; NaN where they are
-    traced and no weights have them."""
-    M, Q = _on_sphere(pair, value) if pair.spherical else _pair_of_arrays(pair, value)
-    frame = triangular_root(gram)
-    Y, _ = coordinates_of(frame, M, Q)
-    size = 1.0 + jnp.max(jnp.abs(M))
-    inside = jnp.max(jnp.abs(Y @ frame.T - M)) <= _ROUNDING * size
-    check(inside, "M", M, "overlaps in the range of the teacher's Gram matrix")
-    # rows of different groups see different tokens: nothing depends on their overlap
-    blocks = np.kron(np.eye(pair.groups), np.ones((pair.rows, pair.rows)))
-    rest = jnp.linalg.eigvalsh(symmetric((Q - Y @ Y.T) * blocks))[0]
-    definite = rest >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
-    shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
-    sphere = "m² + ‖e‖² <= 1" if pair.tied else "|m_l| <= 1"
-    allowed = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
-    check(definite, "(M, Q)", shown, sphere if pair.spherical else allowed)
-    return Point(*(_nan_unless(x, inside & definite) for x in (M, Q)))
-
-
-def _on_sphere(pair: TeacherStudent, value: Any) -> Point:
+def _on_sphere(pair: TeacherStudent, value: Any) -> Overlaps:
     """M of rows of norm one: m, (m, e_1..e_K), or m_1..m_L of an untied network."""
     shape = (pair.groups, pair.fixed)
     count = shape[1] if pair.tied else shape[0]
@@ -263,10 +263,10 @@ def _on_sphere(pair: TeacherStudent, value: Any) -> Point:
     check(M.shape in ((), (count,), shape), "M", value, allowed)
     if M.ndim == 0:  # one number is m of all rows, and there is no positional overlap
         M = jnp.zeros(shape, M.dtype).at[:, 0].set(M)
-    return Point(M.reshape(shape), jnp.eye(shape[0], dtype=M.dtype))
+    return Overlaps(M.reshape(shape), jnp.eye(shape[0], dtype=M.dtype))
 
 
-def _pair_of_arrays(pair: TeacherStudent, value: Any) -> Point:
+def _pair_of_arrays(pair: TeacherStudent, value: Any) -> Overlaps:
     rows, k = pair.groups * pair.rows, pair.fixed
     two = isinstance(value, (tuple, list)) and len(value) == 2
     check(two, "(M, Q)", value, f"overlaps (M, Q), arrays ({rows}, {k}) and ({rows}, {rows})")
@@ -276,7 +276,7 @@ def _pair_of_arrays(pair: TeacherStudent, value: Any) -> Point:
     M = M.reshape(rows, -1)
     # without columns for the directions of the inputs: none of them is learned
     M = jnp.pad(M, ((0, 0), (0, k - M.shape[1])))
-    return Point(M, _semidefinite("Q", value[1], rows, _ROUNDING))
+    return Overlaps(M, _semidefinite("Q", value[1], rows, _ROUNDING))
 
 
 def _nan_unless(x: Array, condition: Array) -> Array:

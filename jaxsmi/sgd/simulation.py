@@ -19,89 +19,87 @@ from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.options import Monitor, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.linear_algebra import bartlett, bartlett_size, triangular_root
-from jaxsmi.sgd.chain import Blocks, OverlapChain, Update
-from jaxsmi.sgd.coordinates import Coordinates, placed, rows_of
-from jaxsmi.sgd.problem import Initial, Point, Rule, check_gradient, gram_of, pair_of, point_of
+from jaxsmi.sgd.chain import BlockSolver, OverlapChain, Update
+from jaxsmi.sgd.coordinates import Coordinates, coordinates_at, rows_of
+from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_gradient, gram_of, pair_of
 
 _STREAM = 2**31 - 1  # of the random start; blocks of steps have the streams from zero on
 
 
-class Beginning(NamedTuple):
+class RunStart(NamedTuple):
     """Where runs begin.
 
     Attributes:
         gram: ρ (k, k) of the fixed rows; None: drawn.
         scale: Size of a random student; None: it is not random.
-        point: Overlaps M (P, k) and Q (P, P) of the student; None: it has weights or is random.
-        rows: Weights [W*; W] (P* + P, D); None: overlaps alone.
+        overlaps: M (P, k) and Q (P, P) of the student; None: it has weights or is random.
+        weights: Weights [W*; W] (P* + P, D); None: overlaps alone.
     """
 
     gram: Array | None = None
     scale: Array | None = None
-    point: Point | None = None
-    rows: Array | None = None
+    overlaps: Overlaps | None = None
+    weights: Array | None = None
+
+    @classmethod
+    def of(cls, pair: TeacherStudent, initial: Initial, dimension: int) -> RunStart:
+        """The start of runs, from the arguments of a call."""
+        student, teacher = initial.student, initial.teacher
+        words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
+        named = teacher is None or isinstance(teacher, str)
+        weights = None if named else validate.array("teacher", teacher, words)
+        # an array of another shape is ρ
+        if weights is not None and weights.shape != (pair.targets, dimension):
+            weights = None
+        has_overlaps = pair.spherical or isinstance(student, (tuple, list))
+        if not has_overlaps and np.ndim(student) == 2:
+            allowed = (
+                f"W* ({pair.targets}, {dimension}) beside weights, of inputs without directions"
+            )
+            if weights is None or pair.directions:
+                raise ValueError(f"teacher: got {teacher!r}; allowed: {allowed}.")
+            allowed = f"a scale, overlaps (M, Q), or weights ({pair.rows}, {dimension})"
+            W = validate.array("start", student, allowed, shape=(pair.rows, dimension))
+            return cls(weights=jnp.concatenate([weights, W]))
+        if weights is None:
+            gram = gram_of(pair, teacher)
+        else:
+            gram = pair.gram.at[: pair.targets, : pair.targets].set(weights @ weights.T / dimension)
+            least = jnp.linalg.eigvalsh(gram)[0] >= -1e-9 * jnp.max(jnp.abs(gram))
+            allowed = "weights whose Gram matrix fits the overlaps with directions of the inputs"
+            check(least & (not pair.spherical), "teacher", teacher, allowed)
+        if student is None or not has_overlaps:
+            allowed = "a scale > 0, overlaps (M, Q), or weights (P, D)"
+            kind = dataclasses.replace(POSITIVE, allowed=allowed)
+            scale = validate.number("start", 1.0 if student is None else student, kind)
+            # the direction of a model on the sphere has norm one at every D
+            drawn = named and teacher != "orthonormal" and not pair.spherical
+            return cls(None if drawn else gram, scale)
+        # overlaps with a teacher that is still to be drawn would be of another one
+        allowed = "'orthonormal', ρ or weights, beside overlaps of a start"
+        check(not (named and teacher == "iid"), "teacher", teacher, allowed)
+        return cls(gram, overlaps=Overlaps.of(pair, gram, student))
 
 
-def beginning_of(pair: TeacherStudent, initial: Initial, dimension: int) -> Beginning:
-    """Where runs begin, from the arguments of a call."""
-    student, teacher = initial.student, initial.teacher
-    words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
-    named = teacher is None or isinstance(teacher, str)
-    weights = None if named else validate.array("teacher", teacher, words)
-    # an array of another shape is ρ
-    if weights is not None and weights.shape != (pair.targets, dimension):
-        weights = None
-    overlaps = pair.spherical or isinstance(student, (tuple, list))
-    if not overlaps and np.ndim(student) == 2:
-        allowed = f"W* ({pair.targets}, {dimension}) beside weights, of inputs without directions"
-        if weights is None or pair.directions:
-            raise ValueError(f"teacher: got {teacher!r}; allowed: {allowed}.")
-        allowed = f"a scale, overlaps (M, Q), or weights ({pair.rows}, {dimension})"
-        W = validate.array("start", student, allowed, shape=(pair.rows, dimension))
-        return Beginning(rows=jnp.concatenate([weights, W]))
-    if weights is None:
-        gram = gram_of(pair, teacher)
-    else:
-        gram = pair.gram.at[: pair.targets, : pair.targets].set(weights @ weights.T / dimension)
-        least = jnp.linalg.eigvalsh(gram)[0] >= -1e-9 * jnp.max(jnp.abs(gram))
-        allowed = "weights whose Gram matrix fits the overlaps with directions of the inputs"
-        check(least & (not pair.spherical), "teacher", teacher, allowed)
-    if student is None or not overlaps:
-        allowed = "a scale > 0, overlaps (M, Q), or weights (P, D)"
-        kind = dataclasses.replace(POSITIVE, allowed=allowed)
-        scale = validate.number("start", 1.0 if student is None else student, kind)
-        # the direction of a model on the sphere has norm one at every D
-        drawn = named and teacher != "orthonormal" and not pair.spherical
-        return Beginning(None if drawn else gram, scale)
-    # overlaps with a teacher that is still to be drawn would be of another one
-    allowed = "'orthonormal', ρ or weights, beside overlaps of a start"
-    check(not (named and teacher == "iid"), "teacher", teacher, allowed)
-    return Beginning(gram, point=point_of(pair, gram, student))
-
-
-def begun(
+def start_chains(
     pair: TeacherStudent,
-    beginning: Beginning,
+    start: RunStart,
     keys: PRNGKeyArray,
-    dimension: int | Array,
+    D: int | Array,
     projected: bool,
     moving: int,
 ) -> Coordinates:
     """The start of runs, one a key, with zero velocities behind the student's rows."""
     streams = jax.vmap(lambda key: jax.random.fold_in(key, _STREAM))(keys)
-    one = lambda key: _start(pair, beginning, key, dimension, projected)
-    start = jax.vmap(one, out_axes=-1)(streams)
-    extra = moving - len(start.along)  # velocities: optax starts them at zero, too
+    one = lambda key: _start(pair, start, key, D, projected)
+    runs = jax.vmap(one, out_axes=-1)(streams)
+    extra = moving - len(runs.along)  # velocities: optax starts them at zero, too
     padded = lambda x, columns: jnp.pad(x, ((0, extra), (0, columns), (0, 0), (0, 0)))
-    return Coordinates(start.frame, padded(start.along, 0), padded(start.across, extra))
+    return Coordinates(runs.frame, padded(runs.along, 0), padded(runs.across, extra))
 
 
 def _start(
-    pair: TeacherStudent,
-    beginning: Beginning,
-    key: PRNGKeyArray,
-    dimension: int | Array,
-    projected: bool,
+    pair: TeacherStudent, start: RunStart, key: PRNGKeyArray, D: int | Array, projected: bool
 ) -> Coordinates:
     """The start of one run, exact at every D [theory: online-sgd, Eqs. (53), (60), (61)].
 
@@ -111,45 +109,43 @@ def _start(
     weights:         [L 0; Y Z] from a QR decomposition of the rows of W* and W
     """
     P, k = pair.rows, pair.fixed
-    if beginning.rows is not None:
-        rows = rows_of(beginning.rows)
+    if start.weights is not None:
+        rows = rows_of(start.weights)
         return Coordinates(rows[:k, :k], rows[k:, :k, None], rows[k:, k:, None])
-    frame = _frame(pair, beginning.gram, jax.random.fold_in(key, 1), dimension)
-    if beginning.point is not None:
-        return placed(pair, frame, *beginning.point)
+    frame = _frame(pair, start.gram, jax.random.fold_in(key, 1), D)
+    if start.overlaps is not None:
+        return coordinates_at(pair, frame, *start.overlaps)
     size = P * k + bartlett_size(P)
     normals = jax.random.normal(key, (size, pair.groups), theory_dtype())
     # projections of iid rows on the fixed rows are normal, and what is left of them is Wishart's
     Y = normals[: P * k].reshape(P, k, -1)
-    Z = jax.vmap(lambda x: bartlett(x, P, dimension - k), -1, -1)(normals[P * k :])
+    Z = jax.vmap(lambda x: bartlett(x, P, D - k), -1, -1)(normals[P * k :])
     if projected:
         norm = jnp.sqrt(jnp.sum(Y**2, axis=1) + jnp.sum(Z**2, axis=1))[:, None]
     else:
-        norm = jnp.sqrt(jnp.asarray(dimension, Y.dtype))
-    scale = 1.0 if beginning.scale is None else beginning.scale
+        norm = jnp.sqrt(jnp.asarray(D, Y.dtype))
+    scale = 1.0 if start.scale is None else start.scale
     return Coordinates(frame, scale * Y / norm, scale * Z / norm)
 
 
-def _frame(
-    pair: TeacherStudent, gram: Array | None, key: PRNGKeyArray, dimension: int | Array
-) -> Array:
+def _frame(pair: TeacherStudent, gram: Array | None, key: PRNGKeyArray, D: int | Array) -> Array:
     """L (k, k) of one run: L Lᵀ is ρ, or W* W*ᵀ/D drawn; directions of the inputs beside it are
     U = R*ᵀ S^{-1} W* + (G - R*ᵀ S^{-1} R*)^{1/2} N(0, 1)."""
     if gram is not None:
         return triangular_root(gram)
     P, K = pair.targets, pair.directions
-    teacher = triangular_root(pair.draw_gram(key, dimension=dimension))
+    teacher = triangular_root(pair.draw_gram(key, dimension=D))
     if not K:
         return teacher
     # the directions of the inputs given the teacher: Gaussian, with the cross moments R*
     S, R, G = pair.gram[:P, :P], pair.gram[:P, P:], pair.gram[P:, P:]
     into = jnp.linalg.solve(S, R).T
     rest = triangular_root(G - into @ R)
-    root = jnp.sqrt(jnp.asarray(dimension, S.dtype))
+    root = jnp.sqrt(jnp.asarray(D, S.dtype))
     size = K * P + bartlett_size(K)
     normals = jax.random.normal(jax.random.fold_in(key, 1), (size,), S.dtype)
     beside = into @ teacher + rest @ normals[: K * P].reshape(K, P) / root
-    own = rest @ bartlett(normals[K * P :], K, dimension - P) / root
+    own = rest @ bartlett(normals[K * P :], K, D - P) / root
     return jnp.block([[teacher, jnp.zeros((P, K))], [beside, own]])
 
 
@@ -288,13 +284,13 @@ def simulate(
     least = pair.fixed + update.moving + min(pair.rows, update.batch * pair.tokens)
     allowed = f"an integer >= {least}: k = {pair.fixed} fixed rows, {update.moving} that move"
     check(dimension >= least, "dimension", dimension, allowed)
-    beginning = beginning_of(pair, Initial.of(start), dimension)
+    run_start = RunStart.of(pair, Initial.of(start), dimension)
     steps = _steps(alpha, update.batch, dimension)
     every = max(-(-steps // _RECORDS), 1) if monitor.every is None else monitor.every
     check_gradient(pair)
     # D is an array wherever a drawn teacher allows it: another one compiles nothing
-    size = dimension if pair.sized else jnp.asarray(dimension)
-    begin = eqx.filter_jit(begun)(pair, beginning, keys, size, update.projected, update.moving)
+    D = dimension if pair.sized else jnp.asarray(dimension)
+    begin = eqx.filter_jit(start_chains)(pair, run_start, keys, D, update.projected, update.moving)
     parts = []
     for first in range(0, len(keys), _TOGETHER):
         own = slice(first, first + _TOGETHER)
@@ -303,15 +299,15 @@ def simulate(
         )
         label = "SGD" if monitor.progress else None
         parts.append(_together(chain, keys[own], steps, every, label))
-    each = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    runs = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     # parts of the start and the rule that were out of range inside jit are NaN
-    valid = validate.valid((rule, monitor, beginning))
+    valid = validate.valid((rule, monitor, run_start))
     masked = lambda x: jnp.where(valid, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-    each = jax.tree.map(masked, each)
-    each["result"] = jnp.where(valid, each["result"], int(Result.INVALID))
+    runs = jax.tree.map(masked, runs)
+    runs["result"] = jnp.where(valid, runs["result"], int(Result.INVALID))
     return Simulation(
-        **each,
-        step=jnp.minimum(jnp.arange(each["cosine"].shape[1]) * every, steps),
+        **runs,
+        step=jnp.minimum(jnp.arange(runs["cosine"].shape[1]) * every, steps),
         # of rows with several rates that of the fastest
         kappa=jnp.max(rule.per_sample(dimension)),
         dimension=dimension,
@@ -365,9 +361,9 @@ def _together(
     chain: OverlapChain, keys: PRNGKeyArray, steps: int, every: int, label: str | None
 ) -> dict[str, Array]:
     """Runs whose random numbers lie in memory together: the arrays with an axis of runs."""
-    update = chain.rule
+    update = chain.update
     records = -(-steps // every)  # after that of the start; the last may be early
-    blocks = Blocks(chain, keys, jnp.asarray(every), records)
+    blocks = BlockSolver(chain, keys, jnp.asarray(every), records)
     start = init_run(blocks, 0)
     unit = chain.block * len(keys)
     run = run_solver(blocks, start, -(-steps // chain.block), label=label, unit=unit).state
@@ -375,7 +371,7 @@ def _together(
     P = update.pair.rows
     if steps % every:
         # the last record is due before its turn
-        last = chain.observe(state, chain.limit)
+        last = chain.observe(state, chain.max_steps)
         history = {name: past.at[-1].set(last[name]) for name, past in history.items()}
     frames = lambda Y, Z: Coordinates(chain.start.frame, Y, Z)
     positions = jax.vmap(frames)(history["along"], history["across"])

@@ -14,8 +14,8 @@ import jaxsmi as smi
 from helpers import differences, keys, mean_and_error
 from jaxsmi import Result
 from jaxsmi.numerics.linear_algebra import triangular_root
-from jaxsmi.sgd.averages import net_averages
 from jaxsmi.sgd.problem import pair_of
+from jaxsmi.sgd.sample_averages import net_averages
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 TWO = smi.DeepAttention(2, 2)
@@ -274,9 +274,9 @@ def test_large_batches_are_a_map():
 
     def step(M, Q, key):
         found = smi.sgd.averages(TWO, (M, Q), key=key, averages=smi.Averages(2**18, 8))[0]
-        G = np.concatenate([found.fixed, found.own], axis=1)
+        G = np.concatenate([found.fixed, found.student_gradient], axis=1)
         Gamma = np.block([[np.eye(2), M.T], [M, Q]])
-        drift = found.own + found.own.T
+        drift = found.student_gradient + found.student_gradient.T
         square = kappa**2 * b * (b * G @ np.linalg.pinv(Gamma) @ G.T + found.square)
         return M - kappa * b * found.fixed, Q - kappa * b * drift + square
 

@@ -15,7 +15,7 @@ import jaxsmi as smi
 from helpers import keys, mean_and_error
 from jaxsmi.core.driver import Result
 from jaxsmi.sgd.flow import velocity
-from jaxsmi.sgd.problem import Point
+from jaxsmi.sgd.problem import Overlaps
 
 SGD = smi.sgd
 SLOW = pytest.mark.slow
@@ -55,7 +55,7 @@ def test_drift_is_the_mean_step_of_the_chain():
     model, d, gamma, v = SGD.semantic_positional(0.67), 10**6, 3.0, np.array([0.5, 0.4])
     one = SGD.simulate(model, keys(40_000), dimension=d, rate=gamma, alpha=1 / d, start=v)
     mean, error = mean_and_error((np.asarray(one.end)[:, 0] - v) * d / gamma)
-    moments, x = SGD.averages(model, v)[0], Point(jnp.asarray(v)[None], jnp.eye(1))
+    moments, x = SGD.averages(model, v)[0], Overlaps(jnp.asarray(v)[None], jnp.eye(1))
     drift = lambda kappa: np.asarray(velocity(moments, x, kappa, projected=True).M[0])
     assert (np.abs(mean - drift(gamma)) < 4.5 * error).all()
     np.testing.assert_allclose(drift(0.0), [0.019787, 0.011424], atol=1e-6)  # Table 6

@@ -41,9 +41,9 @@ from jaxsmi.models.teacher_student import HermiteSeries, SequenceLoss, TeacherSt
 from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.linear_algebra import triangular_root
 from jaxsmi.numerics.quadrature import gaussian_points, power_of_two
-from jaxsmi.sgd.coordinates import Coordinates, contract, placed, shifted, slopes
+from jaxsmi.sgd.coordinates import Coordinates, add_means, coordinates_at, fields_of, slopes
 from jaxsmi.sgd.hermite import (
-    Grid,
+    TokenGrid,
     activation_coefficients,
     correlation,
     expectation,
@@ -52,7 +52,7 @@ from jaxsmi.sgd.hermite import (
     series_average,
     square,
 )
-from jaxsmi.sgd.problem import Initial, Point, check_gradient, gram_of, pair_of, point_of
+from jaxsmi.sgd.problem import Initial, Overlaps, check_gradient, gram_of, pair_of
 
 # Signs of rows are flipped so that the symmetries of a model hold exactly, in so many copies
 # of a point: more copies leave fewer independent points.
@@ -61,21 +61,21 @@ _AXIS = 40  # points an axis of a grid, at least: softmax has poles near the rea
 _BLOCK = 2**15  # points whose fields lie in memory together
 _GRID_TOKENS = 3  # two tokens take milliseconds, three seconds, four would take minutes
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
-class Moments(NamedTuple):
+class GradientMoments(NamedTuple):
     """A_T (P, k), A_Z (P, P), V (P, P) and the risk R.
 
     Attributes:
         fixed: A_T = E[s hᵀ].
-        own: A_Z = E[s zᵀ].
+        student_gradient: A_Z = E[s zᵀ].
         square: V = E[s sᵀ].
         risk: R = E ℓ.
     """
 
     fixed: Array
-    own: Array
+    student_gradient: Array
     square: Array
     risk: Array
 
@@ -84,7 +84,7 @@ class AbstractAverages(eqx.Module):
     """Averages over a fresh sample at overlaps M (P, k), Q (P, P)."""
 
     @abc.abstractmethod
-    def at(self, M: Array, Q: Array, noise: bool = True) -> Moments:
+    def at(self, M: Array, Q: Array, noise: bool = True) -> GradientMoments:
         """The averages; without `noise` V may be zero, and the risk NaN where it costs extra."""
 
     @abc.abstractmethod
@@ -92,12 +92,11 @@ class AbstractAverages(eqx.Module):
         """R alone."""
 
     @abc.abstractmethod
-    def over_nets(self, function: Callable[[AbstractAverages], _Answer]) -> _Answer:
+    def over_nets(self, function: Callable[[AbstractAverages], _Result]) -> _Result:
         """A function of the averages of each independent net, with a leading axis."""
 
     def rounding(self, M: Array, Q: Array) -> Array:
         """Error of the risk where it is no average over nets."""
-        del M, Q
         return jnp.zeros(())
 
     def exists(self) -> bool:
@@ -122,15 +121,13 @@ class _SphereAverages(AbstractAverages):
     def noise_at(self, v: Array) -> Array:
         """V of all rows together."""
 
-    def over_nets(self, function: Callable[[AbstractAverages], _Answer]) -> _Answer:
+    def over_nets(self, function: Callable[[AbstractAverages], _Result]) -> _Result:
         return jax.tree.map(lambda x: x[None], function(self))
 
     def risk(self, M: Array, Q: Array) -> Array:
-        del Q
         return self.risk_at(self._vector(M))
 
-    def at(self, M: Array, Q: Array, noise: bool = True) -> Moments:
-        del Q
+    def at(self, M: Array, Q: Array, noise: bool = True) -> GradientMoments:
         v = self._vector(M)
         tied = self.pair.tied
         size = jnp.linalg.norm(v) if tied else jnp.abs(v)
@@ -142,7 +139,7 @@ class _SphereAverages(AbstractAverages):
         # each row of an untied network has its share of V
         shares = jnp.diag(jnp.broadcast_to(V / len(M), (len(M),)))
         fixed = slope[None] if tied else slope[:, None]
-        return Moments(fixed, jnp.diag(own), shares, jnp.full((), jnp.nan, v.dtype))
+        return GradientMoments(fixed, jnp.diag(own), shares, jnp.full((), jnp.nan, v.dtype))
 
     def _vector(self, M: Array) -> Array:
         return M[0] if self.pair.tied else M[:, 0]
@@ -161,7 +158,6 @@ class SeriesAverages(_SphereAverages):
         return *self.loss.series, jnp.broadcast_to(v, (tokens,)) / np.sqrt(tokens)
 
     def risk_at(self, v: Array, stride: int = 1) -> Array:
-        del stride
         g, activation, rho = self._parts(v)
         target = jnp.sum(g.orthonormal**2)
         student = activation_coefficients(lambda x: activation(x) ** 2, 0)[0]
@@ -184,11 +180,11 @@ class GridAverages(_SphereAverages):
     reach: float = eqx.field(static=True)
     coarse: bool = eqx.field(static=True)
 
-    def _settings(self, v: Array) -> tuple[Array, Array, Grid]:
+    def _settings(self, v: Array) -> tuple[Array, Array, TokenGrid]:
         """m, without what rounding adds beyond ±1, the means of the fields, and the grid."""
         m = v[0] + lax.stop_gradient(jnp.clip(v[0], -1.0, 1.0) - v[0])
         means = self.pair.encoding.astype(v.dtype) @ v[1:]
-        return m, means, Grid.of(len(means), self.reach, coarse=self.coarse)
+        return m, means, TokenGrid.of(len(means), self.reach, coarse=self.coarse)
 
     def risk_at(self, v: Array, stride: int = 1) -> Array:
         m, e, grid = self._settings(v)
@@ -209,7 +205,6 @@ class GridAverages(_SphereAverages):
 
     def rounding(self, M: Array, Q: Array) -> Array:
         """The change of the risk with half of the nodes."""
-        del Q
         v = lax.stop_gradient(self._vector(M))
         return jnp.abs(self.risk_at(v) - self.risk_at(v, 2))
 
@@ -238,7 +233,7 @@ def _target_products(f: Callable[[Array], Array], z: Array) -> Array:
 # Any link
 
 
-class Points(NamedTuple):
+class NetPoints(NamedTuple):
     """Points of nets (leading axis): `fixed` N_T (k, tokens, g, n), `moving` N_Z (P, tokens, g, n),
     `noise` of labels (noise, n), `weight` (n,)."""
 
@@ -256,44 +251,43 @@ class NetAverages(AbstractAverages):
 
     pair: TeacherStudent
     frame: Array
-    points: Points
+    points: NetPoints
 
-    def over_nets(self, function: Callable[[AbstractAverages], _Answer]) -> _Answer:
+    def over_nets(self, function: Callable[[AbstractAverages], _Result]) -> _Result:
         return lax.map(lambda net: function(dataclasses.replace(self, points=net)), self.points)
 
     def risk(self, M: Array, Q: Array) -> Array:
         return self.at(M, Q).risk
 
-    def at(self, M: Array, Q: Array, noise: bool = True) -> Moments:
+    def at(self, M: Array, Q: Array, noise: bool = True) -> GradientMoments:
         """Sums over the points, block by block."""
-        del noise
-        place = placed(self.pair, self.frame, M, Q)
-        position = jax.tree.map(lambda x: x[..., None], place)
+        at = coordinates_at(self.pair, self.frame, M, Q)
+        position = jax.tree.map(lambda x: x[..., None], at)
         blocks = max(self.points.weight.shape[0] // _BLOCK, 1)
         cut = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], blocks, x.shape[-1] // blocks), -2, 0)
         parts = lax.map(lambda part: self._sums(position, part), jax.tree.map(cut, self.points))
         moments = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
         # a row in the span of the others has no coordinate of its own, and a part of the derivative
         # would be lost in silence
-        regular = jnp.all(jnp.diagonal(place.across) != 0.0)
+        regular = jnp.all(jnp.diagonal(at.across) != 0.0)
         return not_differentiable(moments, (M, Q), unless=regular)
 
-    def _sums(self, position: Coordinates, points: Points) -> Moments:
+    def _sums(self, position: Coordinates, points: NetPoints) -> GradientMoments:
         """The weighted sums over some points."""
         pair = self.pair
-        inputs = shifted(pair, position.frame, points.fixed)
-        h = contract(position.frame[:, :, None], inputs)
-        z = contract(position.along, inputs) + contract(position.across, points.moving)
-        hidden = h[: pair.targets]
-        S = slopes(pair, hidden, z, points.noise[:, None])
+        inputs = add_means(pair, position.frame, points.fixed)
+        h = fields_of(position.frame[:, :, None], inputs)
+        z = fields_of(position.along, inputs) + fields_of(position.across, points.moving)
+        teacher_fields = h[: pair.targets]
+        S = slopes(pair, teacher_fields, z, points.noise[:, None])
         # (p, q, g): summed over tokens and points
         products = lambda a, b: jnp.sum(a[:, None] * b, axis=(2, -1))
         rows = lambda x: x.reshape(len(x), -1, x.shape[-1])
-        values = jax.vmap(pair.sample_loss, -1)(rows(hidden), rows(z), points.noise)
+        values = jax.vmap(pair.sample_loss, -1)(rows(teacher_fields), rows(z), points.noise)
         weighted = S * points.weight
-        return Moments(
+        return GradientMoments(
             fixed=jnp.moveaxis(products(weighted, h), -1, 0).reshape(-1, pair.fixed),
-            own=self._blocks(products(weighted, z)),
+            student_gradient=self._blocks(products(weighted, z)),
             square=self._blocks(products(weighted, S)),
             risk=jnp.sum(points.weight * values),
         )
@@ -326,8 +320,8 @@ def net_averages(
     signs = jnp.asarray(_flips(k, P))
     copies = len(signs)
     # without its signs M = 0 would not be at rest, and the exit from it amplifies any error
-    each = max(size // copies, 1)
-    position, weight = gaussian_points(key, each, nets, rows + pair.noise_size, _AXIS)
+    points = max(size // copies, 1)
+    position, weight = gaussian_points(key, points, nets, rows + pair.noise_size, _AXIS)
     normals = jnp.moveaxis(position, -1, 1)  # (nets, rows + noise, n)
     body = normals[:, :rows].reshape(nets, k + P, 1, tokens, -1) * signs.T[:, :, None, None]
     body = jnp.moveaxis(body, 2, 3).reshape(nets, k + P, pair.tokens, pair.groups, -1)
@@ -335,7 +329,7 @@ def net_averages(
     weights = jnp.tile(weight, (1, copies)) / copies
     # blocks are of one size: points of weight zero fill the last
     beyond = -weights.shape[1] % _BLOCK if weights.shape[1] > _BLOCK else 0
-    points = Points(body[:, :k], body[:, k:], noise, weights)
+    points = NetPoints(body[:, :k], body[:, k:], noise, weights)
     pad = lambda x: jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, beyond),))
     return NetAverages(pair, frame, jax.tree.map(pad, points))
 
@@ -347,43 +341,44 @@ def sizes_of(averages: Averages | None, points: int, nets: int) -> tuple[int, in
     return power_of_two(size), nets
 
 
-class Place(NamedTuple):
+class SgdSetting(NamedTuple):
     """Teacher and student of a call, the Gram matrix of the fixed rows, overlaps of the student,
     and the averages of a fresh sample."""
 
     pair: TeacherStudent
     gram: Array
-    point: Point
-    law: AbstractAverages
+    overlaps: Overlaps
+    averages: AbstractAverages
+
+    @classmethod
+    def of(
+        cls,
+        model: object,
+        start: Any,
+        student: object,
+        loss: Callable[[Array, Array], Array] | None,
+        key: PRNGKeyArray | None,
+        averages: Averages | None,
+        usual: tuple[int, int],
+        coarse: bool = False,
+    ) -> SgdSetting:
+        """Validate the arguments of a call. Averages are exact where they can be, else on nets;
+        `usual`: points of all nets, and nets, where the call says nothing."""
+        pair = pair_of(model, student, loss)
+        initial = Initial.of(start)
+        gram = gram_of(pair, initial.teacher)
+        overlaps = Overlaps.of(pair, gram, initial.student)
+        sizes = sizes_of(averages, *usual)
+        key = validate.optional(validate.key, "key", key)
+        found = _exact_averages(pair, coarse)
+        if found is None:
+            # None is an error only here, where averages are sampled
+            found = net_averages(pair, triangular_root(gram), validate.key("key", key), *sizes)
+        check_gradient(pair)
+        return cls(pair, gram, overlaps, found)
 
 
-def place_of(
-    model: object,
-    start: Any,
-    student: object,
-    loss: Callable[[Array, Array], Array] | None,
-    key: PRNGKeyArray | None,
-    averages: Averages | None,
-    usual: tuple[int, int],
-    coarse: bool = False,
-) -> Place:
-    """The place of a call. Averages are exact where they can be, else on nets; `usual`: points of
-    all nets, and nets, where the call says nothing."""
-    pair = pair_of(model, student, loss)
-    initial = Initial.of(start)
-    gram = gram_of(pair, initial.teacher)
-    point = point_of(pair, gram, initial.student)
-    sizes = sizes_of(averages, *usual)
-    key = validate.optional(validate.key, "key", key)
-    law = _exact(pair, coarse)
-    if law is None:
-        # None is an error only here, where averages are sampled
-        law = net_averages(pair, triangular_root(gram), validate.key("key", key), *sizes)
-    check_gradient(pair)
-    return Place(pair, gram, point, law)
-
-
-def _exact(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
+def _exact_averages(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
     """Averages without sampling of a squared loss of one direction; None: there are none."""
     loss = pair.squared
     if loss is None:
