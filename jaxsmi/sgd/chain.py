@@ -2,12 +2,14 @@ r"""The exact Markov chain of online SGD, at a cost independent of the dimension
 
 Equations here [theory: online-sgd, Eqs. (56) to (59)], in the coordinates of coordinates.py, a
 batch of B samples of M tokens, N_T (k, BM), N_Z (n, BM) iid N(0, 1), U the means of the tokens, c
-the weight of a sample's loss, the slopes S = ∂ℓ/∂z (P, BM):
+the weight of a sample's loss:
 
-    g_T = (c/D) S (N_T + U)ᵀ,   g_Z = (c/D) S N_Zᵀ,   F = (c/D) Λ A,   Λ Λᵀ = S Sᵀ
+    g_T = (c/D) s (N_T + U)ᵀ,   g_Z = (c/D) s N_Zᵀ,   F = (c/D) Λ A,   Λ Λᵀ = s sᵀ
     V' = β V + λ W + g,   W' = W - η V'                    rows of [Y, Z, their part along F]
     sphere: rows of W' over their norm, times the norm that they had at the start
     Z ← the triangular factor of [Z', F']
+
+Letters here: s (P, BM) slopes ∂ℓ/∂z, V velocities of momentum (not a covariance), T fixed rows.
 
 A (p, p), p = min(P, BM), is Bartlett's factor of p rows of D - k - n normals
 (numerics/linear_algebra.py): F is the part of the gradient outside of the span, whose Gram matrix
@@ -194,10 +196,10 @@ class OverlapChain(AbstractSolver[ChainState]):
         # coordinates outside of the span of all rows: no row has any before the step
         beyond = jnp.zeros((len(rows), *A.shape[1:]), A.dtype)
         if update.repeats == 1:
-            S = slopes(pair, teacher_fields, fields_of(rows[:P], tokens), noise.label)
-            # A is as wide as S where S has few columns: then S serves without a factor
-            Lambda = S if S.shape[1] <= P else factor(S)
-            gradient = [jnp.sum(S[:, None] * tokens, axis=2), jnp.sum(Lambda[:, :, None] * A, 1)]
+            s = slopes(pair, teacher_fields, fields_of(rows[:P], tokens), noise.label)
+            # A is as wide as s where s has few columns: then s serves without a factor
+            Lambda = s if s.shape[1] <= P else factor(s)
+            gradient = [jnp.sum(s[:, None] * tokens, axis=2), jnp.sum(Lambda[:, :, None] * A, 1)]
             rows = jnp.concatenate([rows, beyond], axis=1)
             rows = self.apply_update(rows, jnp.concatenate(gradient, axis=1))
         else:
@@ -205,8 +207,8 @@ class OverlapChain(AbstractSolver[ChainState]):
             tokens = jnp.concatenate([tokens, jnp.swapaxes(A, 0, 1)])
             rows = jnp.concatenate([rows, beyond], axis=1)
             for _ in range(update.repeats):
-                S = slopes(pair, teacher_fields, fields_of(rows[:P], tokens), noise.label)
-                rows = self.apply_update(rows, jnp.sum(S[:, None] * tokens, axis=2))
+                s = slopes(pair, teacher_fields, fields_of(rows[:P], tokens), noise.label)
+                rows = self.apply_update(rows, jnp.sum(s[:, None] * tokens, axis=2))
         k = pair.fixed
         return rows[:, :k], factor(rows[:, k:])
 
@@ -218,7 +220,7 @@ class OverlapChain(AbstractSolver[ChainState]):
         return A.at[diagonal, diagonal].set(jnp.sqrt(noise.chi_square))
 
     def apply_update(self, rows: Array, gradient: Array) -> Array:
-        """W' and, with momentum, V' behind, from the moving rows and S Xᵀ."""
+        """W' and, with momentum, V' behind, from the moving rows and s Xᵀ."""
         update = self.update
         P = update.pair.rows
         each = lambda x: x.reshape(-1, 1, 1, 1)

@@ -1,17 +1,19 @@
 r"""The state of online SGD as coordinates of rows, instead of their Gram matrices.
 
 Equations here [theory: online-sgd, Eqs. (53), (54)]: O are k + n orthonormal directions that
-contain the span of the fixed rows T (k, D) and of the moving rows R (n, D), the student's W and,
-with momentum, its velocities V:
+contain the span of the fixed rows T (k, D) and of the n rows that move, the student's W and, with
+momentum, its velocities below:
 
-    T = √D [L 0] O,   R = √D [Y Z] O,   L, Z lower triangular
+    T = √D [L 0] O,   W = √D [Y Z] O,   L, Z lower triangular
     ρ = L Lᵀ,   M = Y Lᵀ,   Q = Y Yᵀ + Z Zᵀ
 
-and fields of teacher and student with the slopes of the loss there [Eqs. (51), (55)], N_T (k, T)
-and N_Z (n, T) iid N(0, 1) for the T = B M tokens of a batch, U = L_Uᵀ Eᵀ their means, the rows of L
+and fields of teacher and student with the slopes s of the loss there [Eqs. (51), (55)], N_T (k, BM)
+and N_Z (n, BM) iid N(0, 1) for the B M tokens of a batch, U = L_Uᵀ Eᵀ their means, the rows of L
 that belong to directions of the inputs L_U:
 
-    h = L (N_T + U),   z = Y (N_T + U) + Z N_Z,   S = ∂ℓ/∂z
+    h = L (N_T + U),   z = Y (N_T + U) + Z N_Z,   s = ∂ℓ/∂z
+
+Letters here: T fixed rows (not tokens), L their coordinates (not layers), Z, Y those of W.
 
 Where L or Z is singular the directions beyond the span are arbitrary, and the step stays exact:
 nothing is inverted. (With M and Q as the state Q - M ρ⁺ Mᵀ would be factored at each step, which
@@ -104,12 +106,12 @@ def coordinates_at(pair: TeacherStudent, frame: Array, M: Array, Q: Array) -> Co
 
 
 def fields_of(rows: Array, tokens: Array) -> Array:
-    """Fields (p, T, g, runs) of rows (p, m, g, runs) and tokens (m, T, g, runs) in coordinates."""
+    """Fields (p, BM, g, runs) of rows (p, m, g, runs) and tokens (m, BM, g, runs)."""
     return jnp.sum(rows[:, :, None] * tokens, axis=1)
 
 
 def add_means(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
-    """N_T + U (k, T, g, runs): tokens with their means, along the fixed rows."""
+    """N_T + U (k, BM, g, runs): tokens with their means, along the fixed rows."""
     if not pair.directions:
         return fixed
     # in these coordinates a direction of the inputs is a row of L, as the teacher's are
@@ -121,7 +123,7 @@ def add_means(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
 
 
 def slopes(pair: TeacherStudent, teacher_fields: Array, fields: Array, label: Array) -> Array:
-    """S (P, T, g, runs) of samples with labels' noise (noise, B, runs)."""
+    """Slopes s (P, BM, g, runs) of samples whose labels have the noise `label` (noise, B, runs)."""
     split = lambda x: x.reshape(len(x), label.shape[1], -1, x.shape[-1])
     # samples inside, runs outside: the innermost axis of memory stays that of the runs
     one = jax.grad(pair.sample_loss, argnums=1)

@@ -1,20 +1,22 @@
 r"""The limit of many dimensions: overlaps of online SGD against time, and weak recovery.
 
 Equations here [ALSKZ25, Eq. 11, Prop. 2; theory: online-sgd, Eqs. (28) to (32), (66), (67)], κ the
-learning rate for each sample, t = κ α, λ_t the weight decay for a unit of t, averages A_T, A_Z, V
-of averages.py:
+learning rate for each sample, t = κ α, λ_t the weight decay for a unit of t, averages A_T, A_Z,
+N_s of sample_averages.py:
 
-    dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ V - 2 λ_t Q
+    dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ N_s - 2 λ_t Q
     sphere: a = diag(dQ)/(2 diag Q),   dM -= a M,   dQ -= a Q + Q a
     t_p = min{t: cosine_p(t) >= level}
 
 κ → 0 is (projected) gradient flow. Of one direction on the sphere this is
 
-    dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   v = (m, e),   γ = κ
+    dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) N_s(v) v,   v = (m, e),   γ = κ
 
-The V term is what normalisation costs: without it the flow is too fast already at γ = 0.1 and ends
-at |m| = 1, where SGD does not. Each net of an average is integrated alone, so that the spread of
-the answers is the error of the end.
+The N_s term is what normalisation costs: without it the flow is too fast already at γ = 0.1 and
+ends at |m| = 1, where SGD does not. Each net of an average is integrated alone, so that the spread
+of the answers is the error of the end.
+
+Letters here: N_s the noise of the gradient, E[s sᵀ] of slopes s.
 """
 
 from __future__ import annotations
@@ -149,7 +151,7 @@ class _FlowEquation(eqx.Module):
         allowed = "0 without a learning rate: it is that for a unit of α"
         check((kappa > 0.0) | (decay == 0.0), "weight_decay", decay, allowed)
         rtol = jnp.asarray(_RTOL) if iteration.tolerance is None else iteration.tolerance
-        # V costs as much as the gradient, so it is left out where it is known to vanish
+        # N_s costs as much as the gradient, so it is left out where it is known to vanish
         noisy = not (concrete(kappa) and float(kappa) == 0.0)
         projected = setting.pair.spherical or rule.projection == "sphere"
         max_steps = iteration.max_steps or _MAX_STEPS
@@ -209,8 +211,8 @@ def flow(
 ) -> Flow:
     r"""Overlaps of online SGD against time in the limit of many dimensions, D → ∞ at fixed κ.
 
-        dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ V - 2 λ_t Q,   t = κ α,   α = N/D
-        one direction on the sphere:  dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) V(v) v,   t = γ τ/d
+        dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ N_s - 2 λ_t Q,   t = κ α,   α = N/D
+        one direction on the sphere:  dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) N_s(v) v,   t = γ τ/d
 
     Args:
         model: The teacher: an index model, or a `SequenceSingleIndex`.

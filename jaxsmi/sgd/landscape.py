@@ -115,11 +115,11 @@ def averages(
 ) -> tuple[GradientMoments, GradientMoments]:
     r"""Averages over a fresh sample at overlaps: the terms of the flow, and of its variants.
 
-        A_T = E[s hᵀ],   A_Z = E[s zᵀ],   V = E[s sᵀ],   R = E ℓ,   s = ∂ℓ/∂z
+        A_T = E[s hᵀ],   A_Z = E[s zᵀ],   N_s = E[s sᵀ],   R = E ℓ,   s = ∂ℓ/∂z
 
     of fields h = T x/√D of the fixed rows and z = W x/√D, summed over tokens. Of one direction on
-    the sphere A_T = ∇R(m, e), and V is the strength of the gradient's noise: a step of SGD has
-    squared length about γ² V.
+    the sphere A_T = ∇R(m, e), and N_s is the strength of the gradient's noise: a step of SGD
+    has squared length about γ² N_s.
 
     Args:
         model: A `SequenceSingleIndex`, or an index model.
@@ -543,7 +543,7 @@ def maximal_rate(
     origin.
 
         index models     κ_max = 1/(2 λ): above, the error of noiseless labels never vanishes
-        one direction    γ_max = 2 |λ_min(∇²R(0))|/V(0), of an untied network with V/L
+        one direction    γ_max = 2 |λ_min(∇²R(0))|/N_s(0), of an untied network with N_s/L
 
     Args:
         model: A noiseless index model, or a `SequenceSingleIndex`.
@@ -584,8 +584,8 @@ def maximal_rate(
     if pair.spherical:
         setting = SgdSetting.of(model, 0.0, None, None, key, averages, _USUAL)
         lowest = jnp.linalg.eigvalsh(_hessian(setting))[0]
-        V = jnp.mean(_averages(setting).square, axis=0)[0, 0]
-        return Estimate(jnp.maximum(-2.0 * lowest, 0.0) / V, jnp.zeros(()))
+        noise = jnp.mean(_averages(setting).square, axis=0)[0, 0]
+        return Estimate(jnp.maximum(-2.0 * lowest, 0.0) / noise, jnp.zeros(()))
     key = validate.key("key", key)
     size, nets = sizes_of(averages, *_USUAL_RECOVERY)
     check_noiseless(pair)

@@ -3,7 +3,7 @@ r"""Averages over a fresh sample at overlaps (M, Q): the terms of the flow of on
 Equations here [theory: online-sgd, Eqs. (63) to (65)], h = T x/√D of the k fixed rows, z with their
 means, tokens summed over:
 
-    A_T = E[s hᵀ] (P, k),   A_Z = E[s zᵀ] (P, P),   V = E[s sᵀ] (P, P),   R = E ℓ
+    A_T = E[s hᵀ] (P, k),   A_Z = E[s zᵀ] (P, P),   N_s = E[s sᵀ] (P, P),   R = E ℓ
 
 at h = L N_T, z = Y N_T + Z N_Z with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ. A flow, a rate or an exponent needs
 an `AbstractAverages` and nothing else of a model; there are three of them:
@@ -14,9 +14,11 @@ an `AbstractAverages` and nothing else of a model; there are three of them:
 
 Of one direction on the sphere, v = (m, e), and up to a multiple of v that the projection removes,
 
-    A_T = ∇R(v),   A_Z = v·∇R(v),   V = E Σ_l s_l²
+    A_T = ∇R(v),   A_Z = v·∇R(v),   N_s = E Σ_l s_l²
     R = c {E‖g‖² + S(e) - 2 C[g, F](m, e)},   S = E‖F(ξ + C e)‖²
-    V = 4c² {E Σ_l ⟨F, ∂_l F⟩² - 2 E⟨g, Σ_l ⟨F, ∂_l F⟩ ∂_l F⟩ + E⟨g gᵀ, Σ_l ∂_l F ∂_l Fᵀ⟩}
+    N_s = 4c² {E Σ_l ⟨F, ∂_l F⟩² - 2 E⟨g, Σ_l ⟨F, ∂_l F⟩ ∂_l F⟩ + E⟨g gᵀ, Σ_l ∂_l F ∂_l Fᵀ⟩}
+
+Letters here: s slopes ∂ℓ/∂z, N_s the noise of the gradient, T fixed rows, R risk, S = E‖F‖².
 """
 
 from __future__ import annotations
@@ -65,12 +67,12 @@ _Result = TypeVar("_Result")
 
 
 class GradientMoments(NamedTuple):
-    """A_T (P, k), A_Z (P, P), V (P, P) and the risk R.
+    """A_T (P, k), A_Z (P, P), N_s (P, P) and the risk R.
 
     Attributes:
         fixed: A_T = E[s hᵀ].
         student_gradient: A_Z = E[s zᵀ].
-        square: V = E[s sᵀ].
+        square: N_s = E[s sᵀ].
         risk: R = E ℓ.
     """
 
@@ -85,7 +87,7 @@ class AbstractAverages(eqx.Module):
 
     @abc.abstractmethod
     def at(self, M: Array, Q: Array, noise: bool = True) -> GradientMoments:
-        """The averages; without `noise` V may be zero, and the risk NaN where it costs extra."""
+        """The averages; without `noise` N_s may be zero, and the risk NaN where it costs extra."""
 
     @abc.abstractmethod
     def risk(self, M: Array, Q: Array) -> Array:
@@ -119,7 +121,7 @@ class _SphereAverages(AbstractAverages):
 
     @abc.abstractmethod
     def noise_at(self, v: Array) -> Array:
-        """V of all rows together."""
+        """N_s of all rows together."""
 
     def over_nets(self, function: Callable[[AbstractAverages], _Result]) -> _Result:
         return jax.tree.map(lambda x: x[None], function(self))
@@ -134,10 +136,10 @@ class _SphereAverages(AbstractAverages):
         v = v / jnp.maximum(size, 1.0)  # a stage of an integrator may step outside
         # one number of few: forward mode keeps no table of the grid in memory
         slope = jax.jacfwd(self.risk_at)(v)
-        V = self.noise_at(v) if noise else jnp.zeros((), v.dtype)
+        total = self.noise_at(v) if noise else jnp.zeros((), v.dtype)
         own = jnp.sum(v * slope)[None] if tied else v * slope
-        # each row of an untied network has its share of V
-        shares = jnp.diag(jnp.broadcast_to(V / len(M), (len(M),)))
+        # each row of an untied network has its share of N_s
+        shares = jnp.diag(jnp.broadcast_to(total / len(M), (len(M),)))
         fixed = slope[None] if tied else slope[:, None]
         return GradientMoments(fixed, jnp.diag(own), shares, jnp.full((), jnp.nan, v.dtype))
 
@@ -148,7 +150,7 @@ class _SphereAverages(AbstractAverages):
 class SeriesAverages(_SphereAverages):
     """A network whose target is a Hermite series [theory: online-sgd, Eqs. (15) to (17)]:
 
-    R = c {‖ĝ‖² + E σ² - 2 E g F},   V = 4c² {E σ'² σ² - 2 E g σ'² σ + E g² σ'²}
+    R = c {‖ĝ‖² + E σ² - 2 E g F},   N_s = 4c² {E σ'² σ² - 2 E g σ'² σ + E g² σ'²}
     """
 
     def _parts(self, v: Array) -> tuple[HermiteSeries, Callable[[Array], Array], Array]:
@@ -279,16 +281,16 @@ class NetAverages(AbstractAverages):
         h = fields_of(position.frame[:, :, None], inputs)
         z = fields_of(position.along, inputs) + fields_of(position.across, points.moving)
         teacher_fields = h[: pair.targets]
-        S = slopes(pair, teacher_fields, z, points.noise[:, None])
+        s = slopes(pair, teacher_fields, z, points.noise[:, None])
         # (p, q, g): summed over tokens and points
         products = lambda a, b: jnp.sum(a[:, None] * b, axis=(2, -1))
         rows = lambda x: x.reshape(len(x), -1, x.shape[-1])
         values = jax.vmap(pair.sample_loss, -1)(rows(teacher_fields), rows(z), points.noise)
-        weighted = S * points.weight
+        weighted = s * points.weight
         return GradientMoments(
             fixed=jnp.moveaxis(products(weighted, h), -1, 0).reshape(-1, pair.fixed),
             student_gradient=self._blocks(products(weighted, z)),
-            square=self._blocks(products(weighted, S)),
+            square=self._blocks(products(weighted, s)),
             risk=jnp.sum(points.weight * values),
         )
 

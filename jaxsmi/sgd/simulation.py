@@ -103,8 +103,8 @@ def _start(
 ) -> Coordinates:
     """The start of one run, exact at every D [theory: online-sgd, Eqs. (53), (60), (61)].
 
-    iid student:     √D Y = s N(0, 1) (P, k),  √D Z = s Bartlett(P, D - k); on the sphere rows over
-                     their norm, times s
+    iid student:     √D Y = ν N(0, 1) (P, k),  √D Z = ν Bartlett(P, D - k); on the sphere rows over
+                     their norm, times ν
     overlaps (M, Q): Y = M L^{-ᵀ},  Z Zᵀ = Q - Y Yᵀ
     weights:         [L 0; Y Z] from a QR decomposition of the rows of W* and W
     """

@@ -161,7 +161,7 @@ def test_singular_starts_are_exact(batch):
 
 
 def averages(model, M, Q, size, nets=2):
-    """A_T, A_Z, V and R, flattened, of each net."""
+    """A_T, A_Z, N_s and R, flattened, of each net."""
     pair = pair_of(model)
     law = net_averages(pair, triangular_root(pair.gram), KEY, size, nets)
     at = lambda net: net.at(jnp.asarray(M), jnp.asarray(Q))
@@ -268,7 +268,7 @@ def test_flow_is_the_limit_of_the_chain():
 
 @SLOW
 def test_large_batches_are_a_map():
-    """B = b D: M' = M - κ b A_T, Q' = Q - κ b (A_Z + A_Zᵀ) + κ² b² G Γ⁺ Gᵀ + κ² b V on the averages
+    """B = b D: M' = M - κ b A_T, Q' = Q - κ b (A_Z + A_Zᵀ) + κ² b² G Γ⁺ Gᵀ + κ² b N_s on the averages
     of the flow [theory: online-sgd, Eq. (73)], beside the chain of D = 600, B = 300, 8 steps."""
     b, kappa = 0.5, 0.5
 

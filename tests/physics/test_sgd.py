@@ -59,7 +59,7 @@ def test_drift_is_the_mean_step_of_the_chain():
     drift = lambda kappa: np.asarray(velocity(moments, x, kappa, projected=True).M[0])
     assert (np.abs(mean - drift(gamma)) < 4.5 * error).all()
     np.testing.assert_allclose(drift(0.0), [0.019787, 0.011424], atol=1e-6)  # Table 6
-    assert np.abs(drift(gamma) - drift(0.0)).max() > 2 * error.max()  # the V term shows
+    assert np.abs(drift(gamma) - drift(0.0)).max() > 2 * error.max()  # the N_s term shows
 
 
 FLOW = {0.8: 0.176, 1.6: 0.301, 2.4: 0.476, 3.2: 0.651, 4.0: 0.763, 8.0: 0.837}
@@ -69,14 +69,14 @@ GRADIENT_FLOW = {0.8: 0.241, 1.6: 0.522, 2.4: 0.833, 3.2: 0.966, 4.0: 0.994, 8.0
 @SLOW
 def test_flow_of_a_network():
     """[theory: online-sgd, Table 6]: to its last digit, both orders; the end point solves (1 -
-    m²)|R_m| = γ V m/2."""
+    m²)|R_m| = γ N_s m/2."""
     model, times = relu(4), list(FLOW)
     flow = lambda rate, t=times: semantic(SGD.flow(model, 0.1, t, rate=rate))
     np.testing.assert_allclose(flow(0.08), list(FLOW.values()), atol=6e-4)
     np.testing.assert_allclose(flow(0.0), list(GRADIENT_FLOW.values()), atol=6e-4)
     m = float(flow(0.08, [60.0])[0])
-    V = float(SGD.averages(model, m)[0].square[0, 0])
-    assert (1 - m**2) * 2 * m / np.sqrt(np.pi) == pytest.approx(0.04 * V * m, rel=1e-6)
+    noise = float(SGD.averages(model, m)[0].square[0, 0])
+    assert (1 - m**2) * 2 * m / np.sqrt(np.pi) == pytest.approx(0.04 * noise * m, rel=1e-6)
 
 
 @SLOW

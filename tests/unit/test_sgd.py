@@ -11,7 +11,7 @@ from helpers import compilations, keys
 from jaxsmi.core.driver import Result
 from jaxsmi.numerics import linear_algebra
 from jaxsmi.sgd.exponents import sampled_expansion
-from jaxsmi.sgd.hermite import Grid, activation_coefficients, correlation
+from jaxsmi.sgd.hermite import TokenGrid, activation_coefficients, correlation
 from jaxsmi.sgd.problem import pair_of
 from jaxsmi.sgd.sample_averages import net_averages
 
@@ -290,7 +290,7 @@ def test_hessians():
 def test_derivatives_at_full_overlap():
     """∂_m C at m = 1 is E|∇p|² (Price) and continuous; that of a sampled risk is NaN there."""
     p00 = jax.tree_util.Partial(lambda z: SGD.Attention("identity")(z)[0, :1])
-    grid = Grid.of(2)
+    grid = TokenGrid.of(2)
     slope = jax.jit(jax.jacfwd(lambda m: correlation(p00, p00, m, jnp.zeros(2), grid, grid)))
     assert float(slope(1.0)) == pytest.approx(0.1010508376176, abs=1e-12)  # Table 1
     assert float(slope(-1.0)) == pytest.approx(-float(slope(1.0)), abs=1e-12)  # p is even
