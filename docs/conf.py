@@ -5,7 +5,6 @@ work on a code host as well; notebooks are shown with the outputs they hold, non
 """
 
 import importlib.metadata
-import re
 import sys
 from pathlib import Path
 
@@ -111,16 +110,3 @@ html_theme_options = {
 html_context = {"default_mode": "auto"}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-
-
-def drop_missing_picture(app, docname, source):
-    """Show a figure script whose picture is not stored yet without one."""
-    for block, path in re.findall(
-        r"(\.\. image:: /(assets/figures/\S+)\n   :alt: .*\n)", source[0]
-    ):
-        if not (ROOT / path).is_file():
-            source[0] = source[0].replace(block, "")
-
-
-def setup(app):
-    app.connect("source-read", drop_missing_picture)

@@ -10,7 +10,7 @@ SGD sets out for from the origin. The colours come from a polar grid of the disc
 lines from derivatives at three points [theory: online-sgd, Eqs. (40) to (44)].
 """
 
-# sphinx_gallery_thumbnail_path = '../assets/figures/sgd_phases.png'
+# sphinx_gallery_thumbnail_path = 'assets/figures/sgd_phases.png'
 from typing import NamedTuple
 
 import jax
