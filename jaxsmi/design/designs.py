@@ -49,70 +49,72 @@ from jaxsmi.priors.spectral import SpectralPrior
 Inputs = Array | Regenerated
 Law = Callable[[PRNGKeyArray, tuple[int, ...], DTypeLike], Array]  # draws iid entries
 
-# numbers in a block of regenerated inputs: 32 MiB, and three times that while they are drawn
-BLOCK = 2**23
+# numbers in a block of regenerated inputs: 32 MiB, and three times as much while they are drawn
+MAX_BLOCK_SIZE = 2**23
 
-DENSITY = 0.1  # of sparse inputs: a kurtosis of 30, far from Gaussian
+_SPARSE_DENSITY = 0.1  # share of entries of sparse inputs that are not 0: a kurtosis of 30
 
 # numbers of inputs in a block on a CPU: 1 MiB of float64, the cache of a core. Twice as many, or
 # half, are up to a third slower
-_CACHED = 2**17
+_CACHE_SIZE = 2**17
 
-_LARGE = 2**27  # numbers of inputs drawn all at once: 1 GB in float64, 4 GB while it is drawn
+_MAX_DRAW_SIZE = 2**27  # numbers of inputs drawn at once: 1 GB in float64, 4 GB in between
 
 
 def gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """iid N(0, 1); bfloat16 ones are rounded from float32, whose tails are right."""
+    """Draw iid N(0, 1); bfloat16 numbers are rounded from float32, whose tails are right."""
     drawn = jnp.float32 if dtype == jnp.bfloat16 else dtype
     return jax.random.normal(key, shape, drawn).astype(dtype)
 
 
 @jax.jit
 def streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
-    """The keys of a teacher, of inputs, of label noise and of directions."""
+    """Split a key into those of a teacher, of inputs, of label noise and of directions."""
     teacher_key, input_key, noise_key = jax.random.split(key, 3)
     return teacher_key, input_key, noise_key, jax.random.fold_in(teacher_key, 1)
 
 
 def rademacher(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """iid ±1."""
+    """Draw iid ±1."""
     return jax.random.rademacher(key, shape, dtype)
 
 
 def uniform(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """iid, uniform on [-√3, √3]: of variance one."""
+    """Draw iid numbers, uniform on [-√3, √3]: of variance one."""
     drawn = jnp.float32 if dtype == jnp.bfloat16 else dtype
     width = math.sqrt(3.0)
     return jax.random.uniform(key, shape, drawn, -width, width).astype(dtype)
 
 
 def sparse(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """iid: zero with probability 0.9, else N(0, 10): of variance one, kurtosis 30."""
+    """Draw iid numbers, zero with probability 0.9, else N(0, 10): of variance one, kurtosis 30."""
     where_key, size_key = jax.random.split(key)
-    size = gaussian(size_key, shape, dtype) * math.sqrt(1.0 / DENSITY)
-    return jnp.where(jax.random.bernoulli(where_key, DENSITY, shape), size, 0.0).astype(dtype)
+    size = gaussian(size_key, shape, dtype) * math.sqrt(1.0 / _SPARSE_DENSITY)
+    return jnp.where(jax.random.bernoulli(where_key, _SPARSE_DENSITY, shape), size, 0.0).astype(
+        dtype
+    )
 
 
-# what entries of inputs can be, all of mean zero and variance one
+# laws of the entries of inputs, all of mean zero and variance one
 LAWS = {"gaussian": gaussian, "rademacher": rademacher, "uniform": uniform, "sparse": sparse}
 
 
 def draw_inputs(
     key: PRNGKeyArray,
     samples: int,
-    form: tuple[int, ...],
+    input_shape: tuple[int, ...],
     dtype: DTypeLike,
     store: bool,
     law: Law = gaussian,
 ) -> Inputs:
-    """Inputs (N, *form) of a law, stored or regenerated.
+    """Draw inputs (N, *input_shape) of a law, stored or regenerated.
 
     Args:
         key: A random key.
         samples: N. Regenerated inputs come in K equal blocks, K a multiple of 8 (so that 2, 4 or 8
             devices can share them): N is rounded to that by no more than K/2, and not at all where
             it has a suitable divisor.
-        form: Shape of one input.
+        input_shape: Shape of one input.
         dtype: Precision of the inputs.
         store: Whether they are stored.
         law: `law(key, shape, dtype)` draws some. Default: iid N(0, 1).
@@ -121,36 +123,36 @@ def draw_inputs(
         An array, or `Regenerated`.
     """
     if store:
-        return _stored(key, samples, form, jnp.dtype(dtype), law)
+        return _stored(key, samples, input_shape, jnp.dtype(dtype), law)
     # a multiple of 8, so that 2, 4 or 8 devices share the blocks evenly
-    least = 8 * math.ceil(samples / 8 / max(BLOCK // math.prod(form), 1))
+    least = 8 * math.ceil(samples / 8 / max(MAX_BLOCK_SIZE // math.prod(input_shape), 1))
     # a count that divides N leaves N as it is
     count = next((k for k in range(least, 2 * least, 8) if samples % k == 0), least)
-    each = max(round(samples / count), 1)
-    return Regenerated(jnp.arange(count), key, law, each, form, jnp.dtype(dtype))
+    size = max(round(samples / count), 1)
+    return Regenerated(jnp.arange(count), key, law, size, input_shape, jnp.dtype(dtype))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _stored(
-    key: PRNGKeyArray, samples: int, form: tuple[int, ...], dtype: DTypeLike, law: Law
+    key: PRNGKeyArray, samples: int, input_shape: tuple[int, ...], dtype: DTypeLike, law: Law
 ) -> Array:
-    """Inputs (N, *form)."""
-    if samples * math.prod(form) <= _LARGE:
-        return law(key, (samples, *form), dtype)
+    """Draw inputs (N, *input_shape)."""
+    if samples * math.prod(input_shape) <= _MAX_DRAW_SIZE:
+        return law(key, (samples, *input_shape), dtype)
     # block by block, since all at once takes four times their memory on a CPU
-    each = min(max(BLOCK // math.prod(form), 1), samples)
+    size = min(max(MAX_BLOCK_SIZE // math.prod(input_shape), 1), samples)
 
     def put(k: Array, inputs: Array) -> Array:
-        block = law(jax.random.fold_in(key, k), (each, *form), dtype)
+        block = law(jax.random.fold_in(key, k), (size, *input_shape), dtype)
         # the last block begins earlier, and overwrites rows of the one before: all are of one size
-        start = jnp.minimum(k * each, samples - each)
+        start = jnp.minimum(k * size, samples - size)
         return lax.dynamic_update_slice_in_dim(inputs, block, start, 0)
 
-    return lax.fori_loop(0, -(-samples // each), put, jnp.zeros((samples, *form), dtype))
+    return lax.fori_loop(0, -(-samples // size), put, jnp.zeros((samples, *input_shape), dtype))
 
 
 def shifted(inputs: Inputs, mean: Array) -> Inputs:
-    """The same inputs around a mean (M, D)."""
+    """Move inputs to a mean (M, D)."""
     if isinstance(inputs, Regenerated):
         # there is no array to add it to: each block is moved when it is drawn
         return dataclasses.replace(inputs, mean=mean)
@@ -159,23 +161,23 @@ def shifted(inputs: Inputs, mean: Array) -> Inputs:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _moved(inputs: Array, mean: Array) -> Array:
-    """inputs + mean, in the memory of the inputs."""
+    """Return inputs + mean, in the memory of the inputs."""
     return inputs + mean
 
 
 def product_dtype(inputs: Inputs) -> jnp.dtype:
-    """The precision of products with the inputs: theirs, and float32 of bfloat16."""
+    """Return the precision of products with the inputs: their own, but float32 for bfloat16."""
     return jnp.dtype(jnp.float32) if inputs.dtype == jnp.bfloat16 else jnp.dtype(inputs.dtype)
 
 
 def as_bits(x: Array) -> Array:
-    """bfloat16 as its bits (uint16), everything else as it is: of bfloat16 XLA for CPUs would make
-    a float32 copy of the whole array before the loop that takes slices of it."""
+    """Return bfloat16 as its bits (uint16), everything else as it is: XLA for CPUs would make a
+    float32 copy of a whole bfloat16 array before the loop that takes slices of it."""
     return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
 
 def widened(x: Array) -> Array:
-    """bfloat16, or the bits of it, as float32; everything else as it is."""
+    """Return bfloat16, or its bits, as float32; everything else as it is."""
     bits = as_bits(x)
     if bits.dtype != jnp.uint16:
         return bits
@@ -187,21 +189,21 @@ class Blocks(NamedTuple):
 
     Attributes:
         count: Number of whole blocks.
-        each: Samples in each of them.
+        block_size: Samples in a whole block.
         rest: Samples left over, which come after them.
         read: `read(k, n)`, the first n samples of block k.
     """
 
     count: int
-    each: int
+    block_size: int
     rest: int
     read: Callable[[Array | int, int], Array]
 
 
 def blocks_of(inputs: Inputs, size: int | None) -> Blocks:
-    """The inputs in blocks of `size` samples, in the precision of products.
+    """Divide the inputs into blocks of `size` samples, in the precision of products.
 
-    Without a size they come all at once, but bfloat16 inputs in float32 blocks of 2^23 numbers.
+    Without a size there is one block, but bfloat16 inputs come in float32 blocks of 2^23 numbers.
     """
     if isinstance(inputs, Regenerated):
         block = lambda k, count: widened(inputs.block(k))
@@ -209,7 +211,7 @@ def blocks_of(inputs: Inputs, size: int | None) -> Blocks:
     N = inputs.shape[0]
     if size is None:
         narrow = inputs.dtype == jnp.bfloat16
-        size = max(BLOCK // math.prod(inputs.shape[1:]), 1) if narrow else N
+        size = max(MAX_BLOCK_SIZE // math.prod(inputs.shape[1:]), 1) if narrow else N
     if size >= N:
         return Blocks(1, N, 0, lambda k, count: widened(inputs))
     bits = as_bits(inputs)
@@ -218,30 +220,30 @@ def blocks_of(inputs: Inputs, size: int | None) -> Blocks:
 
 
 def mapped(function: Callable[[Array], Array], inputs: Inputs, size: int | None = None) -> Array:
-    """`function(block)` of all blocks of samples, stacked: (N, ...)."""
-    count, each, rest, read = blocks_of(inputs, size)
+    """Apply `function(block)` to all blocks of samples, and stack the results (N, ...)."""
+    count, size, rest, read = blocks_of(inputs, size)
     if count == 1 and not rest:
-        return function(read(0, each))
+        return function(read(0, size))
     # a loop, not vmap: one block at a time is in memory
-    values = lax.map(lambda k: function(read(k, each)), jnp.arange(count))
-    values = values.reshape(count * each, *values.shape[2:])
+    values = lax.map(lambda k: function(read(k, size)), jnp.arange(count))
+    values = values.reshape(count * size, *values.shape[2:])
     return jnp.concatenate([values, function(read(count, rest))]) if rest else values
 
 
 def summed(
     function: Callable[[Array, Array], Array], inputs: Inputs, g: Array, size: int | None = None
 ) -> Array:
-    """Σ of `function(block, g of the block)` over the blocks of samples, in float64."""
-    count, each, rest, read = blocks_of(inputs, size)
+    """Sum `function(block, g of the block)` over the blocks of samples, in float64."""
+    count, size, rest, read = blocks_of(inputs, size)
 
     def part(k: Array | int, n: int) -> Array:
-        weights = lax.dynamic_slice_in_dim(g, k * each, n)
+        weights = lax.dynamic_slice_in_dim(g, k * size, n)
         return function(read(k, n), weights).astype(theory_dtype())
 
     # a rest of samples is a program of its own, as padding would copy the inputs
-    last = part(count, rest) if rest else part(0, each)
+    last = part(count, rest) if rest else part(0, size)
     first = 0 if rest else 1
-    return lax.fori_loop(first, count, lambda k, total: total + part(k, each), last)
+    return lax.fori_loop(first, count, lambda k, total: total + part(k, size), last)
 
 
 # Both products read all of X and do little with it, so that memory is the limit. A matrix product
@@ -259,8 +261,8 @@ def summed(
 
 
 def project(W: Array, inputs: Inputs) -> Array:
-    """Fields W X/√D (N, P, M) of rows W (P, D), of samples of M·D numbers each; in the wider
-    precision of W and of products with the inputs."""
+    """Compute fields W X/√D (N, P, M) of rows W (P, D), of samples of M·D numbers each; in the
+    wider precision of W and of products with the inputs."""
     P, D = W.shape
     narrow = W.T.astype(product_dtype(inputs))
     wide = jnp.promote_types(W.dtype, narrow.dtype)
@@ -275,7 +277,8 @@ def project(W: Array, inputs: Inputs) -> Array:
 
 
 def back_project(g: Array, inputs: Inputs) -> Array:
-    """Σ_μ g_μ X_μ/√D (P, D) of vectors g (N, P, M), the transpose of `project`; in float64."""
+    """Compute Σ_μ g_μ X_μ/√D (P, D) of vectors g (N, P, M), the transpose of `project`; in
+    float64."""
 
     def add(x: Array, g: Array) -> Array:
         columns = jnp.swapaxes(g, 0, 1).reshape(g.shape[1], -1).astype(product_dtype(inputs))
@@ -290,11 +293,11 @@ def back_project(g: Array, inputs: Inputs) -> Array:
 
 
 def _by_blocks(apply: Callable[[Inputs, int | None], Array], inputs: Inputs, gains: bool) -> Array:
-    """`apply(inputs, size)`; on a CPU, if it gains, with blocks that stay in its cache."""
+    """Call `apply(inputs, size)`, with blocks that stay in the cache of a CPU if that `gains`."""
     # regenerated inputs have blocks of their own; few numbers are in the cache as they are
-    if not gains or isinstance(inputs, Regenerated) or inputs.size <= _CACHED:
+    if not gains or isinstance(inputs, Regenerated) or inputs.size <= _CACHE_SIZE:
         return apply(inputs, None)
-    size = max(_CACHED // math.prod(inputs.shape[1:]), 1)
+    size = max(_CACHE_SIZE // math.prod(inputs.shape[1:]), 1)
     # other devices read memory at full speed only by large products
     whole = lambda inputs: apply(inputs, None)
     return lax.platform_dependent(inputs, cpu=lambda x: apply(x, size), default=whole)
@@ -312,8 +315,8 @@ class MessagePassing(NamedTuple):
 
     Attributes:
         precisions: Estimates of the precision A, the default first.
-        dampings: Tried one after the other while a run diverges.
-        calibrated: Precision and fields can be calibrated by the data.
+        dampings: Dampings that are tried one after the other while a run diverges.
+        calibrated: Whether precision and fields can be calibrated by the data.
     """
 
     precisions: tuple[str, ...]
@@ -324,22 +327,22 @@ class MessagePassing(NamedTuple):
 class AbstractDesign(eqx.Module):
     """Shapes and sizes of the data of a model, and its inputs.
 
-    α = N/`entries`. Class attributes: `has_rows`, the signal is rows W (P, D) seen through W x/√D;
-    `least_dimension` of data.
+    α = N/`entries`. Class attributes: `has_rows`, whether the signal is rows W (P, D) seen through
+    W x/√D; `least_dimension`, the smallest dimension of data.
     """
 
     message_passing: MessagePassing
-    # not annotated: they are no fields, and need no place in constructors
+    # not annotated: class attributes, not fields of constructors
     has_rows = False
     least_dimension = 1
 
     @property
     def laws(self) -> Mapping[str, Law]:
-        """Laws of the entries of inputs, by their names; with more than one they are iid."""
+        """Laws of the entries of inputs by name; entries are iid if there is more than one law."""
         return LAWS
 
     def entries(self, dimension: int) -> int:
-        """n, the number that sample sizes are measured in: of a row, or a matrix, of the signal."""
+        """Return n of α = N/n: the number of entries of a row, or of a matrix, of the signal."""
         return math.prod(self.shapes((1, *self.input_shape(dimension))).signal[1:])
 
     @abc.abstractmethod
@@ -348,7 +351,8 @@ class AbstractDesign(eqx.Module):
 
     @abc.abstractmethod
     def shapes(self, inputs: tuple[int, ...]) -> Shapes:
-        """Shapes of signal and fields in message passing, from that of the inputs (N, ., .)."""
+        """Return the shapes of signal and fields in message passing, given that of the inputs
+        (N, ., .)."""
 
     def check_inputs(self, inputs: Inputs) -> None:
         """Raise a ValueError for inputs of another shape."""
@@ -360,7 +364,7 @@ class AbstractDesign(eqx.Module):
 
     @abc.abstractmethod
     def operator(self, inputs: Inputs) -> AbstractOperator:
-        """The linear map from signal to fields of some inputs."""
+        """Return the linear map from signal to fields of some inputs."""
 
     def draw_inputs(
         self,
@@ -372,25 +376,25 @@ class AbstractDesign(eqx.Module):
         store: bool = True,
         law: str = "gaussian",
     ) -> Inputs:
-        """Inputs (N, M, D) of iid entries of one of `laws`, stored or drawn whenever read; `shape`
-        is that of one input."""
+        """Draw inputs (N, M, D) with iid entries of one of `laws`, stored or drawn whenever read;
+        `shape` is the shape of one input."""
         return draw_inputs(key, samples, shape, dtype, store, self.laws[law])
 
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
     ) -> Directions | None:
-        """The fixed directions around which inputs lie: `vectors`, or drawn; None: inputs are
-        centred."""
+        """Return the fixed directions around which inputs lie, `vectors` or drawn ones; None if
+        inputs are centred."""
         del key, teacher, vectors
         return None
 
     def check_directions(self, vectors: ArrayLike | None) -> None:
-        """Raise a ValueError for vectors where inputs have no fixed directions."""
+        """Raise a ValueError for vectors if inputs have no fixed directions."""
         allowed = "None: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
         check(vectors is None, "directions", vectors, allowed)
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
-        """Warn where rounding to whole numbers moves a ratio of the model noticeably."""
+        """Warn if rounding to whole numbers moves a ratio of the model noticeably."""
         # only designs with several ratios round more than one number
         del dimension, samples, alpha
 
@@ -409,24 +413,25 @@ class AbstractOperator(eqx.Module):
     @property
     @abc.abstractmethod
     def entries(self) -> int:
-        """n, the number of entries that N is measured in."""
+        """n of α = N/n: entries of a row, or of a matrix, of the signal."""
 
     @abc.abstractmethod
     def forward(self, W: Array) -> Array:
-        """Fields (N, P, M) of a signal."""
+        """Compute the fields (N, P, M) of a signal."""
 
     @abc.abstractmethod
     def adjoint(self, g: Array) -> Array:
-        """The transpose of `forward`: of vectors g (N, P, M), in the shape of the signal."""
+        """Apply the transpose of `forward` to vectors g (N, P, M); the result has the shape of the
+        signal."""
 
     @property
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
-        """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by their names."""
+        """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by name."""
         # of matrices g gᵀ is a mean over so many samples that no other estimate is needed
         return {"outer": lambda g, _: self.outer_precision(g)}
 
     def outer_precision(self, g: Array) -> Array:
-        """A (P, P) = (1/n) Σ_μ Σ_m g gᵀ from g (N, P, M): positive semi-definite."""
+        """Estimate A (P, P) as (1/n) Σ_μ Σ_m g gᵀ, g (N, P, M): positive semi-definite."""
         # positive semi-definite by construction, as the mean of -∂g is only in expectation
         return self.sum_devices(jnp.einsum("npm,nqm->pq", g, g)) / self.entries
 
@@ -447,7 +452,8 @@ class AbstractOperator(eqx.Module):
         rows: PyTree,
         response: Callable[[Array, PyTree], tuple[Array, PyTree]],
     ) -> tuple[PyTree, Array]:
-        """Fields, a response to them and its adjoint, of one drawing of regenerated inputs.
+        """Compute fields, a response to them and its adjoint with one drawing of regenerated
+        inputs.
 
         Args:
             W: The signal.
@@ -478,22 +484,22 @@ class AbstractOperator(eqx.Module):
         return joined, self.sum_devices(total)
 
     def sum_devices(self, total: Array) -> Array:
-        """The sum over all devices of a sum over the samples of one."""
+        """Sum over all devices the sums over the samples of one."""
         return lax.psum(total, self.axes) if self.axes else total
 
     def mean(self, values: Array) -> Array:
-        """Mean over all samples of values (N, ...)."""
+        """Average values (N, ...) over all samples."""
         return self.sum_devices(jnp.sum(values, axis=0)) / self.samples
 
 
-_READ_AT_ONCE = 2**26  # numbers of inputs (0.5 GB in float64) that `weighted` reads at once
+_MAX_READ_SIZE = 2**26  # numbers of inputs (0.5 GB in float64) that `weighted` reads at once
 
 
 class IndexDesign(AbstractDesign):
     """Rows W (P, D) of iid columns, seen by M tokens: inputs (N, M, D), α = N/D.
 
     Args:
-        prior: Of the rows.
+        prior: Prior of the rows.
         indices: P.
         tokens: M.
         inputs: Fixed directions of the inputs; None: they are centred.
@@ -522,14 +528,14 @@ class IndexDesign(AbstractDesign):
         return IndexOperator(inputs)
 
     def check_directions(self, vectors: ArrayLike | None) -> None:
-        """As the base class, without `inputs`."""
+        """Raise a ValueError for vectors if the model has no `inputs`."""
         if self.inputs is None:
             super().check_directions(vectors)
 
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
     ) -> Directions | None:
-        """Those of `inputs`."""
+        """Return the directions of `inputs`, `vectors` or drawn ones."""
         if self.inputs is None:
             return None
         S = self.prior.second_moment(self.indices)
@@ -568,15 +574,17 @@ class IndexOperator(AbstractOperator):
         return self.inputs.shape[2]
 
     def forward(self, W: Array) -> Array:
-        """Fields (N, P, M) of the signal (P, D), in the wider precision of signal and products."""
+        """Compute fields (N, P, M) of the signal (P, D), in the wider precision of signal and
+        products."""
         return project(W, self.inputs)
 
     def adjoint(self, g: Array) -> Array:
-        """Σ_μ g_μ x_μ/√D (P, D) of per-sample vectors (N, P, M)."""
+        """Compute Σ_μ g_μ x_μ/√D (P, D) of per-sample vectors (N, P, M)."""
         return self.sum_devices(back_project(g, self.inputs))
 
     def weighted(self, T: Array, W: Array) -> Array:
-        """Σ_μ x_μ T_μ x_μᵀ W/D of signals W (K, P, D), T (N, PM, PM): one pass over the inputs."""
+        """Compute Σ_μ x_μ T_μ x_μᵀ W/D of signals W (K, P, D), T (N, PM, PM), in one pass over the
+        inputs."""
         K, P, D = W.shape
         narrow = W.reshape(K * P, D).T.astype(product_dtype(self.inputs))
 
@@ -588,10 +596,9 @@ class IndexOperator(AbstractOperator):
             moved = jnp.einsum("npmqt,ntkq->nmkp", weights, fields, precision="highest")
             return jnp.matmul(moved.reshape(n * M, K * P).T, flat, precision="highest")
 
-        # of a large array a product with several columns would keep copies, one for each place
-        # that it is taken in
+        # a product of a large array with several columns would keep several copies of it
         samples, M, _ = self.inputs.shape
-        size = max(BLOCK // (M * D), 1) if samples * M * D > _READ_AT_ONCE else None
+        size = max(MAX_BLOCK_SIZE // (M * D), 1) if samples * M * D > _MAX_READ_SIZE else None
         return self.sum_devices(summed(add, self.inputs, T, size)).reshape(W.shape) / D
 
     @property
@@ -604,7 +611,7 @@ class IndexOperator(AbstractOperator):
         }
 
     def controlled_precision(self, g: Array, dg: Array) -> Array:
-        """α ⟨g gᵀ - β (g gᵀ + ∂g)⟩ (P, P), its negative part (if any) cut."""
+        """Estimate A as α ⟨g gᵀ - β (g gᵀ + ∂g)⟩ (P, P), its negative part (if any) cut."""
         outer = jnp.einsum("npm,nqm->npq", g, g)
         control = outer + jnp.einsum("npmqm->npq", dg)
         parts = covariance_and_variance(outer, control, axis=0, mean=lambda x, axis: self.mean(x))
@@ -613,13 +620,13 @@ class IndexOperator(AbstractOperator):
         return positive_part(self.alpha * (self.mean(outer) - beta * self.mean(control)))
 
     def divergence_precision(self, dg: Array) -> Array:
-        """-(1/D) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
+        """Estimate A as -(1/D) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
         # symmetric in expectation only
         return symmetric(-self.sum_devices(jnp.einsum("npmqm->pq", dg)) / self.entries)
 
 
 def symmetric_gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """Symmetric matrices (n, d, d): off-diagonal entries of variance 1, diagonal ones of 2."""
+    """Draw symmetric matrices (n, d, d): variance 1 off the diagonal, 2 on it."""
     return goe(gaussian(key, shape, dtype))
 
 
@@ -629,7 +636,7 @@ class RectangularDesign(AbstractDesign):
 
     Args:
         message_passing: Its settings.
-        prior: Of S: `ProductPrior`, or `WishartPrior` of a symmetric one.
+        prior: Prior of S: `ProductPrior`, or `WishartPrior` for a symmetric S.
     """
 
     message_passing: MessagePassing = eqx.field(static=True)
@@ -638,7 +645,7 @@ class RectangularDesign(AbstractDesign):
 
     @property
     def laws(self) -> Mapping[str, Law]:
-        """Symmetric inputs are Gaussian."""
+        """All laws of iid entries, or the Gaussian one for symmetric inputs."""
         # iid entries of another law would have variance one on the diagonal, too, where theory has
         # two
         return {"gaussian": symmetric_gaussian} if self.prior.symmetric else LAWS
@@ -652,7 +659,7 @@ class RectangularDesign(AbstractDesign):
         return Shapes((1, *inputs[1:]), (inputs[0], 1, 1))
 
     def check_inputs(self, inputs: Inputs) -> None:
-        """Matrices (L, d), symmetric ones for a symmetric S."""
+        """Check that inputs are matrices (L, d), symmetric ones for a symmetric S."""
         # L of a traced β is unknown
         if concrete(self.prior.law.aspect_ratio):
             super().check_inputs(inputs)
@@ -667,7 +674,7 @@ class RectangularDesign(AbstractDesign):
         return RectangularOperator(inputs)
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
-        """Warn where rounding moves β, ρ or α by more than 1 %."""
+        """Warn if rounding moves β, ρ or α by more than 1 %."""
         d = dimension
         L = self.prior.length(d)
         with jax.ensure_compile_time_eval():  # a known model is known inside jit, too
@@ -709,11 +716,11 @@ class RectangularOperator(AbstractOperator):
         return self.inputs.shape[1] * self.inputs.shape[2]
 
     def forward(self, W: Array) -> Array:
-        """Fields (N, 1, 1) of the signal (1, L, d)."""
+        """Compute fields (N, 1, 1) of the signal (1, L, d)."""
         return project(W.reshape(1, -1), self.inputs)
 
     def adjoint(self, g: Array) -> Array:
-        """Σ_μ g_μ X_μ/√(dL) (1, L, d) of numbers (N, 1, 1)."""
+        """Compute Σ_μ g_μ X_μ/√(dL) (1, L, d) of numbers (N, 1, 1)."""
         total = self.sum_devices(back_project(g, self.inputs))
         return total.reshape(1, *self.inputs.shape[1:])
 
@@ -730,7 +737,7 @@ class SymmetricDesign(AbstractDesign):
     message_passing: MessagePassing = eqx.field(static=True)
     tokens: int = eqx.field(static=True)
     layers: int = eqx.field(static=True)
-    # theory is of a spectrum, which one number has not
+    # theory is about a spectrum, which one number does not have
     least_dimension = 2
 
     def input_shape(self, dimension: int) -> tuple[int, int]:
@@ -772,11 +779,12 @@ class SymmetricOperator(AbstractOperator):
         return self.inputs.shape[2] ** 2
 
     def outer_precision(self, g: Array) -> Array:
-        """A (L, L), the diagonal of (1/n) Σ_μ Σ_m g gᵀ: matrices are treated one by one."""
+        """Estimate A (L, L) as the diagonal of (1/n) Σ_μ Σ_m g gᵀ: matrices are denoised one by
+        one."""
         return jnp.diag(jnp.diagonal(super().outer_precision(g)))
 
     def forward(self, W: Array) -> Array:
-        """Fields (N, L, T²) of the signals (L, d, d)."""
+        """Compute fields (N, L, T²) of the signals (L, d, d)."""
         _, T, d = self.inputs.shape
         narrow = W.astype(product_dtype(self.inputs))
 
@@ -792,7 +800,7 @@ class SymmetricOperator(AbstractOperator):
         return h.reshape(len(h), len(W), T * T) / d
 
     def adjoint(self, g: Array) -> Array:
-        """Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d (L, d, d) of per-sample matrices (N, L, T²)."""
+        """Compute Σ_μ (X_μᵀ g_μ X_μ - I Tr g_μ)/d (L, d, d) of per-sample matrices (N, L, T²)."""
         _, T, d = self.inputs.shape
         g = g.reshape(len(g), -1, T, T)
 

@@ -25,14 +25,14 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
 from jaxsmi.priors.iid import semi_definite
 
-_ROUNDING = 1e-9  # relative, of eigenvalues and of symmetry: some 1e6 roundings in float64
-# standard deviations of an overlap that directions may be off by: beyond them (p < 1e-14) they
-# belong to another model
-_DEVIATIONS = 8.0
+_ROUNDING = 1e-9  # relative error of eigenvalues and of symmetry: some 1e6 roundings in float64
+# standard deviations by which overlaps of directions may differ from the model's: beyond them
+# (p < 1e-14) they belong to another model
+_MAX_DEVIATIONS = 8.0
 
 
 class Directions(NamedTuple):
-    """Fixed directions of some inputs: `vectors` U (K, D), and the `encoding` E (M, K)."""
+    """Fixed directions of inputs: `vectors` U (K, D), and the `encoding` E (M, K)."""
 
     vectors: Array
     encoding: Array
@@ -47,10 +47,10 @@ class Tokens(eqx.Module):
     """Tokens around fixed directions: the `inputs=` of a `MultiIndex` (module docstring).
 
     Args:
-        encoding: E (M, K): how much of each of K directions every token has; (M,) of one direction.
+        encoding: E (M, K), coefficients of the tokens along K directions; (M,) for one direction.
         gram: G = U Uᵀ/D (K, K) of the directions, positive semi-definite. Default: I.
-        cross: R* = W* Uᵀ/D (P, K), what the teacher has in common with them; (P,) of one direction.
-            Default: nothing.
+        cross: R* = W* Uᵀ/D (P, K), overlap of the teacher with the directions; (P,) for one
+            direction. Default: zero.
 
     Raises:
         ValueError: For arrays of other shapes, or a G that is not positive semi-definite.
@@ -94,14 +94,14 @@ class Tokens(eqx.Module):
             self.cross = R
 
     def teacher_direction_overlap(self, indices: int) -> Array:
-        """R* (P, K); zero without `cross`."""
+        """Return R* (P, K); zero without `cross`."""
         if self.cross is None:
             return jnp.zeros((indices, len(self.gram)), self.gram.dtype)
         return self.cross
 
     def check_fit(self, indices: int, tokens: int, second_moment: Array) -> None:
-        """Raise a ValueError for shapes other than those of a model, or overlaps that no teacher of
-        this S (P, P) can have."""
+        """Raise a ValueError for shapes that differ from the model's, or overlaps that no teacher
+        of this S (P, P) can have."""
         K = len(self.gram)
         allowed = f"E of shape ({tokens}, {K}): one row for each token"
         check(len(self.encoding) == tokens, "encoding", self.encoding, allowed)
@@ -114,7 +114,7 @@ class Tokens(eqx.Module):
         check(definite, "cross", self.cross, allowed)
 
     def joint_gram(self, second_moment: Array) -> Array:
-        """[[S, R*], [R*ᵀ, G]], the expected Gram matrix of teacher and directions."""
+        """Return [[S, R*], [R*ᵀ, G]], the expected Gram matrix of teacher and directions."""
         R = self.teacher_direction_overlap(len(second_moment)).astype(second_moment.dtype)
         return jnp.block([[second_moment, R], [R.T, self.gram]])
 
@@ -125,7 +125,7 @@ class Tokens(eqx.Module):
         second_moment: Array,
         vectors: ArrayLike | None,
     ) -> Directions:
-        """The directions `vectors`, or some drawn with these overlaps on average."""
+        """Return the directions `vectors`, or draw some with these overlaps on average."""
         shape = (len(self.gram), teacher.shape[1])
         allowed = f"U of shape {shape}: rows of squared norm D and of the overlaps of {self}"
         if vectors is not None:
@@ -137,8 +137,8 @@ class Tokens(eqx.Module):
         return Directions(self._draw(key, teacher, second_moment), self.encoding)
 
     def _check_overlaps(self, U: Array, teacher: Array, second_moment: Array) -> None:
-        """Raise a ValueError for directions whose overlaps, among themselves or with the teacher,
-        differ from G and R* by more than those of drawn ones do."""
+        """Raise a ValueError for directions with overlaps, among themselves or with the teacher,
+        that differ from G and R* by more than fluctuations of drawn directions."""
         D = teacher.shape[1]
         rows = jnp.concatenate([teacher, U]).astype(theory_dtype())
         expected = self.joint_gram(second_moment)
@@ -147,16 +147,16 @@ class Tokens(eqx.Module):
         # an overlap of two Gaussian rows fluctuates by √(S_aa S_bb/D), the norm of one by √2 times
         # that
         size = jnp.diagonal(expected)
-        allowance = _DEVIATIONS * jnp.sqrt(2.0 * jnp.outer(size, size) / D)
+        allowance = _MAX_DEVIATIONS * jnp.sqrt(2.0 * jnp.outer(size, size) / D)
         within = (jnp.abs(rows @ rows.T / D - expected) <= allowance + _ROUNDING)[-len(U) :]
         allowed = f"U with U Uᵀ/D = G and W* Uᵀ/D = R* up to O(1/√D), of {self}"
         check(jnp.all(within), "directions", U, allowed)
 
     def _draw(self, key: PRNGKeyArray, teacher: Array, second_moment: Array) -> Array:
-        """U (K, D) (module docstring)."""
+        """Draw U (K, D) (module docstring)."""
         normal = jax.random.normal(key, (len(self.gram), teacher.shape[1]), theory_dtype())
         if self.cross is None:
-            # without a cross S is not inverted, and may be singular
+            # without R*, S is not inverted, and may be singular
             return sqrt_psd(self.gram) @ normal
         # the part of U that the teacher fixes, and a rest that is independent of it
         into = jnp.linalg.solve(second_moment, self.cross).T

@@ -25,11 +25,11 @@ class Traits(NamedTuple):
     """Properties of a prior that decide which results exist.
 
     Attributes:
-        continuous: It has a density: perfect recovery then means infinite information.
+        continuous: Has a density; perfect recovery then means infinite information.
         discrete: A law on finitely many points, of finite entropy.
         even: w and -w have the same law, so that the prior does not determine signs.
         identical: All columns have the same law.
-        wishart: The Gram matrix of rows is a Wishart matrix, drawn also at a traced D.
+        wishart: The Gram matrix of rows is a Wishart matrix, which can be drawn at a traced D.
     """
 
     # by default nothing is claimed but symmetry and iid columns
@@ -37,7 +37,7 @@ class Traits(NamedTuple):
     discrete: bool = False
     even: bool = True
     identical: bool = True
-    # of other rows the Gram matrix needs all of W, and an integer D
+    # the Gram matrix of other rows needs all of W, and an integer D
     wishart: bool = False
 
 
@@ -47,7 +47,7 @@ class AbstractPrior(eqx.Module):
     @property
     def weight(self) -> float:
         """w, the factor of tr(Q̂ (S - Q)) in the free entropy: dΨ = w tr(response dQ)."""
-        # of real numbers I-MMSE has 1/2; of symmetric matrices half of the entries are free
+        # I-MMSE has 1/2 for real numbers; half of the entries of a symmetric matrix are free
         return 0.5
 
     @property
@@ -57,34 +57,36 @@ class AbstractPrior(eqx.Module):
 
     @abc.abstractmethod
     def second_moment(self, indices: int) -> Array:
-        """Second moment S (P, P) for P = `indices`."""
+        """Return the second moment S (P, P), P = `indices`."""
 
     @abc.abstractmethod
     def mean_overlap(self, indices: int) -> Array:
-        """Overlap (P, P) before any label: m mᵀ for a prior of mean m."""
+        """Return the overlap (P, P) before any label: m mᵀ for a prior of mean m."""
 
     @abc.abstractmethod
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Posterior mean of the signal and its covariance (P, P), from the field b and A (P, P)."""
+        """Compute the posterior mean of the signal and its covariance (P, P), from the field b and
+        A (P, P)."""
 
     @abc.abstractmethod
     def overlap(self, Qhat: ArrayLike) -> Array:
-        """Overlap Q(Q̂) (P, P) for a field of precision Q̂."""
+        """Return the overlap Q(Q̂) (P, P) for a field of precision Q̂."""
 
     @abc.abstractmethod
     def mmse(self, Qhat: ArrayLike) -> Array:
-        """V(Q̂) = S - Q(Q̂) (P, P), without the cancellation near perfect recovery."""
+        """Return V(Q̂) = S - Q(Q̂) (P, P), without the cancellation near perfect recovery."""
 
     @abc.abstractmethod
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """The prior's part of the free entropy at Q and Q̂ (P, P), in nats per coordinate."""
+        """Return the prior's part of the free entropy at Q, Q̂ (P, P), in nats per coordinate."""
 
     @abc.abstractmethod
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
-        """Initial signal of this shape, random of this size, and its covariance (P, P)."""
+        """Draw an initial signal of this shape, with noise of this size; return its covariance (P,
+        P) too."""
 
     @abc.abstractmethod
     def side_information(
         self, key: PRNGKeyArray, signal: Array, strength: ArrayLike
     ) -> tuple[Array, Array]:
-        """Additions to A and b from observing √λ signal + √(1-λ) noise, λ = `strength`."""
+        """Return additions to A and b from observing √λ signal + √(1-λ) noise, λ = `strength`."""

@@ -34,10 +34,10 @@ class AbstractEntries(AbstractIidPrior):
     @property
     @abc.abstractmethod
     def entry(self) -> tuple[Array, Array, Array]:
-        """log π, μ and s (K,)."""
+        """The mixture of one entry: log π, μ and s (K,)."""
 
     def column(self, indices: int) -> Mixture:
-        """K^P components, one for each choice of those of the entries; see `AbstractIidPrior`."""
+        """Combine the components of all entries, K^P choices; see `AbstractIidPrior`."""
         log_weight, mean, scale = self.entry
         K = len(mean)
         allowed = f"1 or more with K^P <= {_MAX_COMPONENTS} components, K = {K} of an entry"
@@ -71,7 +71,7 @@ class Rademacher(AbstractEntries):
 
     @property
     def entry(self) -> tuple[Array, Array, Array]:
-        """±1, of equal weight."""
+        """Points ±1, of equal weight."""
         signs = jnp.asarray([-1.0, 1.0], theory_dtype())
         return jnp.full_like(signs, np.log(0.5)), signs, jnp.zeros_like(signs)
 
@@ -191,7 +191,7 @@ class GaussianMixture(AbstractEntries):
 
     @property
     def entry(self) -> tuple[Array, Array, Array]:
-        """The peaks; of mirrored ones both sides."""
+        """The peaks, with both signs if mirrored."""
         # a weight of zero has a logarithm with an infinite derivative
         log_weight = jnp.log(jnp.maximum(self.weights, jnp.finfo(self.weights.dtype).tiny))
         if not self.mirrored:

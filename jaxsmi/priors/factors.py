@@ -11,9 +11,9 @@ iid N(0, 1), ρ = r/d, observed with precision q̂ as R = S + q̂^{-1/2} Z:
     small width, q̂ = tρ, ρ → 0:  F = max(1 - 1/t, 0)²
         (print has 1 - t [theory: attention-indexed, Eq. (33)])
 
-Rectangular [theory: random-matrices, Eqs. (19), (20), (30) to (36)], U (d, r), V (r, L)
-iid N(0, 1), ρ = r/d, β = L/d, observed as S + q̂^{-1/2} Z. The law does not change under
-β, ρ → 1/β, ρ/β; R₁ = max(β, 1/β), R₂ = r/min(d, L):
+Rectangular [theory: random-matrices, Eqs. (19), (20), (30) to (36)], S (L, d), U (d, r), V (r, L)
+iid N(0, 1), ρ = r/d, β = L/d, observed as S + q̂^{-1/2} Z (below V is the error). The law does not
+change under β, ρ → 1/β, ρ/β; R₁ = max(β, 1/β), R₂ = r/min(d, L):
 
     Q_0 = E S_ij² = 1,   V(q̂) = MMSE(1/q̂), V(0) = 1,   dI/dq̂ = V/2
     V q̂ → D = R₂ (1 + R₁ - R₂)/R₁ (R₂ <= 1), 1 (above)
@@ -54,8 +54,8 @@ _WIDTH = validate.Interval(
     low=0.0,
     open_low=True,
 )
-# at β = 1e8 the law of β = ∞ is off by 1/β; so is that of finite β, a difference of large numbers
-_TALL = 1e8
+# above it the law of β = ∞ is used: its error 1/β equals the rounding of the law of finite β
+_MAX_ASPECT = 1e8
 
 
 class WishartLaw(AbstractMatrixLaw):
@@ -67,7 +67,7 @@ class WishartLaw(AbstractMatrixLaw):
 
     @staticmethod
     def matrix(W: Array) -> Array:
-        """S (d, d) = W Wᵀ/√(r d)."""
+        """Return S (d, d) = W Wᵀ/√(r d)."""
         d, r = W.shape
         return W @ W.T / jnp.sqrt(float(r * d))
 
@@ -108,7 +108,7 @@ class WishartLaw(AbstractMatrixLaw):
 
     @property
     def small_width(self) -> SmallWidth:
-        """V(t) at q̂ = tρ (Q_0 = 1), learned from t = 1 on; t = ᾱ f, ᾱ = α/ρ."""
+        """V(t) at q̂ = tρ (Q_0 = 1), below 1 from t = 1 on; t = ᾱ f, ᾱ = α/ρ."""
         one = jnp.ones((), theory_dtype())
         return SmallWidth(lambda t: 1.0 - jnp.maximum(1.0 - 1.0 / t, 0.0) ** 2, one, one)
 
@@ -179,7 +179,7 @@ class ProductLaw(AbstractMatrixLaw):
         return jnp.where(jnp.isinf(self.aspect_ratio), tall, rectangular_error(*self.sides, qhat))
 
     def mutual_information(self, qhat: ArrayLike) -> Array:
-        """I(q̂) per d L to 1e-7; above β = 1e8 that of β = ∞, by quadrature over log(1 + q̂)."""
+        """Return I(q̂) per d L to 1e-7; above β = 1e8 at β = ∞, by quadrature over log(1 + q̂)."""
         nodes, weights = legendre(64)
         # V falls as 1/q̂, and is smooth in log(1 + q̂)
         top = jnp.log1p(qhat)
@@ -187,11 +187,11 @@ class ProductLaw(AbstractMatrixLaw):
         errors = tall_error(self.rank_ratio, jnp.expm1(at))
         tall = 0.25 * top * jnp.sum(weights * jnp.exp(at) * errors)
         finite = rectangular_information(*self.sides, qhat)
-        return jnp.where(self.aspect_ratio > _TALL, tall, finite)
+        return jnp.where(self.aspect_ratio > _MAX_ASPECT, tall, finite)
 
     def shrink(self, R: Array, qhat: Array) -> tuple[Array, Array]:
         """Shrink the singular values of R, at the ratios of R itself."""
-        # a matrix at hand has rounded sides: its own ratios are those to use
+        # a matrix has rounded sides: its own ratios give the right law
         short, long = sorted(R.shape)
         rank = jnp.maximum(jnp.round(self.rank_ratio * R.shape[1]), 1.0) / short
         law = rectangular_spectrum(long / short, rank, 1.0 / jnp.asarray(qhat, theory_dtype()))
@@ -209,7 +209,7 @@ class ProductLaw(AbstractMatrixLaw):
 
     @property
     def small_width(self) -> SmallWidth:
-        """V(t) at q̂ = tρ/β, learned from t = √β on; t = (1 + β) ᾱ f, ᾱ = n/(r (d + L))."""
+        """V(t) at q̂ = tρ/β, below 1 from t = √β on; t = (1 + β) ᾱ f, ᾱ = n/(r (d + L))."""
         beta = self.aspect_ratio
 
         def error(t: Array) -> Array:
@@ -249,18 +249,18 @@ def ProductPrior(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> SpectralPrio
 
 
 def gaussian_error(alpha: Array, noise: Array) -> Array:
-    """V of a Gaussian S: the root of V (1 + α/(Δ + V)) = 1 (ridge regression).
+    """Return V of a Gaussian S: the root of V (1 + α/(Δ + V)) = 1 (ridge regression).
 
-    It is the limit ρ → ∞, and that of small width at β = ∞.
+    It is the limit ρ → ∞, and the limit of small width at β = ∞.
     """
     gap = 1.0 - alpha - noise
     root = jnp.sqrt(gap**2 + 4.0 * noise)
-    # of the two forms of the root that which does not cancel
+    # the form of the root that does not cancel
     divisor = jnp.where(gap < 0.0, root - gap, 1.0)
     return jnp.where(gap < 0.0, 2.0 * noise / divisor, 0.5 * (root + gap))
 
 
 def tall_error(rho: Array, qhat: ArrayLike) -> Array:
-    """V(q̂) at β = ∞ [theory: random-matrices, Eq. (35)]."""
+    """Return V(q̂) at β = ∞ [theory: random-matrices, Eq. (35)]."""
     c = rho + (1.0 + rho) * qhat
     return 2.0 * rho / (c + jnp.sqrt(c * c - 4.0 * rho * qhat**2))

@@ -3,9 +3,9 @@ r"""Averages over the field b = Q̂w + Q̂^{1/2}ξ of a prior with iid columns, 
 Equations here [TCDKZ25], [theory: numerics, section 6, Eqs. (14) to (16)],
 [theory: multi-index, Eqs. (14) to (16)]:
 
-* E h(b, Q̂) over nodes u, b = Q̂^{1/2}u, u = Q̂^{1/2}w + ξ, whose law has a scale of about one over
-  the size of w where the posterior switches between peaks, and the width of w
-  times Q̂^{1/2} elsewhere. One index: the trapezoidal rule in t = Σ_c arsinh((u - c)/s) over several
+* E h(b, Q̂) over nodes u, b = Q̂^{1/2}u, u = Q̂^{1/2}w + ξ. The posterior varies in u on a scale of
+  about one over the size of w where it switches between peaks, elsewhere on that of w times
+  Q̂^{1/2}. One index: the trapezoidal rule in t = Σ_c arsinh((u - c)/s) over several
   centres c: nodes are dense around each on the scale s, and everything is analytic, so that it
   converges exponentially. Two or three indices: a tensor rule for each Gaussian component. More: a
   Kronecker sequence;
@@ -43,9 +43,9 @@ CHUNK = 512  # nodes at a time: small enough for the cache
 REACH = 9.0  # standard deviations spanned, of one index
 
 # more centres share the nodes of sixteen: the cost stays bounded, and close peaks overlap
-_MOST_CENTERS = 16
-_FIRST = 128  # points for each centre from which Newton's method starts
-_NEWTON = 4
+_MAX_CENTERS = 16
+_START_POINTS = 128  # points around each centre, between which Newton's method starts
+_NEWTON_STEPS = 4
 
 # P: nodes per axis, standard deviations spanned
 _TRAPEZOID = {2: (128, 8.5), 3: (48, 7.5)}
@@ -59,14 +59,14 @@ _TRAPEZOID = {2: (128, 8.5), 3: (48, 7.5)}
 def average(
     prior: AbstractIidPrior, Qhat: Array, *, function: Integrand, drift: Integrand | None = None
 ) -> Array:
-    """E function(prior, b, Q̂) over b = Q̂w + Q̂^{1/2}ξ.
+    """Average function(prior, b, Q̂) over b = Q̂w + Q̂^{1/2}ξ.
 
     Args:
         prior: A prior with iid columns.
         Qhat: Q̂ (P, P), positive semi-definite.
         function: The average is over its values, of any shape.
-        drift: The derivative of the average in Q̂ as another average, (..., P, P), where it is
-            known. Default: by Itô's formula.
+        drift: A function whose average is the derivative in Q̂, (..., P, P), if known. Default: by
+            Itô's formula.
     """
     root = sqrt_psd(Qhat)
     u, weights = prior.column(len(Qhat)).nodes(root)
@@ -90,7 +90,7 @@ def _average_jvp(
     function: Integrand,
     drift: Integrand | None = None,
 ) -> tuple[Array, Array]:
-    """Averages again, free of tangents: every order exists, and reverse mode keeps this rule."""
+    """Derivatives as averages, free of tangents: every order exists, and reverse mode works."""
     prior, Qhat = primals
     prior_tangent, Qhat_tangent = tangents
     value = average(prior, Qhat, function=function, drift=drift)
@@ -110,7 +110,7 @@ def _average_jvp(
 
 @functools.cache
 def generator(function: Integrand) -> Integrand:
-    """Itô's formula for a function of (prior, b, Q̂): its coefficients of dQ̂, (..., P, P)."""
+    """Apply Itô's formula to a function of (prior, b, Q̂): coefficients of dQ̂, (..., P, P)."""
 
     def generator(prior: AbstractIidPrior, b: Array, Qhat: Array) -> Array:
         slope, ageing = jax.jacfwd(function, argnums=(1, 2))(prior, b, Qhat)
@@ -122,7 +122,7 @@ def generator(function: Integrand) -> Integrand:
 
 @functools.cache
 def _score(function: Integrand) -> Integrand:
-    """∂h + h ∂ log Z_w in the parameters of the prior, (..., n).
+    """Return ∂h + h ∂ log Z_w in the parameters of the prior, (..., n).
 
     The law of b is N(0, Q̂) Z_w(b, Q̂).
     """
@@ -140,12 +140,12 @@ def _score(function: Integrand) -> Integrand:
 
 
 def _respond(prior: AbstractIidPrior, b: Array, Qhat: Array) -> tuple[Array, Array, Array]:
-    """log Z_w, f and C."""
+    """Return log Z_w, f and C."""
     return prior.column(len(b)).respond(b, Qhat)
 
 
 def _of_posterior(function: Callable[[Array, Array, Array], Array]) -> Integrand:
-    """A function of log Z_w, f and C as one of the prior, b and Q̂."""
+    """Turn a function of log Z_w, f and C into one of the prior, b and Q̂."""
     return lambda prior, b, Qhat: function(*_respond(prior, b, Qhat))
 
 
@@ -162,19 +162,19 @@ minus_covariance_twice = _of_posterior(lambda log_partition, f, C: -jnp.einsum("
 
 
 def _on_a_line(centers: Array, width: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Nodes u (n,) from `low` to `high` and their weights du, dense around each of the `centers`
+    """Place nodes u (n,) from `low` to `high`, with weights du, dense around each of the `centers`
     (k,) on the scale `width`; n is k times the chunk, for up to sixteen."""
     coordinate = lambda u: jnp.sum(jnp.arcsinh((u[:, None] - centers) / width), axis=1)
     rate = lambda u: jnp.sum(((u[:, None] - centers) ** 2 + width**2) ** -0.5, axis=1)
     ends = jnp.arcsinh((jnp.stack([low, high]) - centers[:, None]) / width)
-    around = jnp.linspace(ends[:, 0], ends[:, 1], _FIRST, axis=1)
+    around = jnp.linspace(ends[:, 0], ends[:, 1], _START_POINTS, axis=1)
     coarse = jnp.sort((centers[:, None] + width * jnp.sinh(around)).reshape(-1))
     first = coordinate(coarse)
-    count = CHUNK * min(len(centers), _MOST_CENTERS)
+    count = CHUNK * min(len(centers), _MAX_CENTERS)
     step = (first[-1] - first[0]) / count
     t = first[0] + step * (jnp.arange(count, dtype=centers.dtype) + 0.5)
     u = jnp.interp(t, first, coarse)
-    for _ in range(_NEWTON):
+    for _ in range(_NEWTON_STEPS):
         u = u + (t - coordinate(u)) / rate(u)
     return u, step / rate(u)
 
@@ -182,7 +182,7 @@ def _on_a_line(centers: Array, width: Array, low: Array, high: Array) -> tuple[A
 def mixture_nodes(
     log_weight: Array, mean: Array, covariance: Array, root: Array
 ) -> tuple[Array, Array]:
-    """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, where `root` is Q̂^{1/2}.
+    """Place nodes u (n, P) with weights (n,) for u = Q̂^{1/2}w + ξ, `root` = Q̂^{1/2}.
 
     The law of w is Σ_k π_k N(μ_k, S_k), of `log_weight` (K,), `mean` (K, P), `covariance`
     (K, P, P). n is a multiple of the chunk.
@@ -205,8 +205,9 @@ def mixture_nodes(
 
 
 def _line(log_weight: Array, mean: Array, variance: Array, precision: Array) -> tuple[Array, Array]:
-    """Nodes (n, 1) and weights (n,) for a mixture of numbers, dense at its peaks and half-way
-    between neighbours, where the posterior switches; `precision`: Q̂ times the size of w²."""
+    """Place nodes (n, 1) with weights (n,) for a mixture of numbers, dense at its peaks and
+    half-way between neighbours, where the posterior switches; `precision`: Q̂ times the size of
+    w²."""
     peaks = jnp.sort(mean)
     centers = jnp.concatenate([peaks, 0.5 * (peaks[1:] + peaks[:-1])])
     reach = REACH * jnp.sqrt(variance)
@@ -219,7 +220,7 @@ def _line(log_weight: Array, mean: Array, variance: Array, precision: Array) -> 
 
 
 def _grid(mean: Array, spread: Array, turn: Array, root: Array) -> tuple[Array, Array]:
-    """Nodes (n, P) and weights (n,) of one component of two or three indices.
+    """Place nodes (n, P) with weights (n,) for one component of two or three indices.
 
     A trapezoidal rule along each axis: nodes ξ = center + width·sinh(t) are dense where the
     posterior switches between components and still span the Gaussian. Their weights and second
@@ -241,7 +242,7 @@ def _grid(mean: Array, spread: Array, turn: Array, root: Array) -> tuple[Array, 
 
 
 def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
-    """2^(22-P) nodes, in pairs around the mean of a component.
+    """Place 2^(22-P) nodes, in pairs around the mean of a component.
 
     The components share a Kronecker sequence in P dimensions, half by weight, half evenly.
     """

@@ -57,7 +57,7 @@ from jaxsmi.priors.field_averages import (
     outer,
 )
 
-_MEMORY = 2**22  # numbers in the posterior of one batch of columns: 32 MB in float64
+_MAX_BATCH_SIZE = 2**22  # numbers in the posterior of one batch of columns: 32 MB in float64
 
 
 class Mixture(eqx.Module):
@@ -95,12 +95,12 @@ class Mixture(eqx.Module):
         return self.factor.size
 
     def nodes(self, root: Float[Array, "P P"]) -> tuple[Array, Array]:
-        """Nodes u (n, P) and weights (n,) for u = Q̂^{1/2}w + ξ, `root` = Q̂^{1/2}."""
+        """Place nodes u (n, P) with weights (n,) for u = Q̂^{1/2}w + ξ, `root` = Q̂^{1/2}."""
         return mixture_nodes(self.log_weight, self.mean, self.covariance, root)
 
     @eqx.filter_jit
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
-        """log Z_w, posterior mean f and posterior covariance C at one field b.
+        """Compute log Z_w, posterior mean f and posterior covariance C at one field b.
 
         They are NaN where the integral diverges. Component k: log π_k - ½ log det(I + S_k A) + ½ (b
         - Aμ_k)ᵀ C_k (b - Aμ_k) + b·μ_k - ½ μ_kᵀAμ_k, with C_k = (I + S_k A)^{-1} S_k and posterior
@@ -133,9 +133,10 @@ class Mixture(eqx.Module):
 
 @eqx.filter_jit
 def posterior(column: Mixture, b: Array, A: Array) -> tuple[Array, Array]:
-    """Posterior means (P, D) of the columns of b, and the average of their covariances (P, P)."""
+    """Compute the posterior means (P, D) of the columns of b, and the average of their covariances
+    (P, P)."""
     respond = lambda field: column.respond(field, A)[1:]
-    batch = max(1, _MEMORY // column.size)
+    batch = max(1, _MAX_BATCH_SIZE // column.size)
     # all columns at once where they fit: a loop over batches is slower
     if b.shape[1] <= batch:
         mean, covariance = jax.vmap(respond, in_axes=1)(b)
@@ -145,7 +146,7 @@ def posterior(column: Mixture, b: Array, A: Array) -> tuple[Array, Array]:
 
 
 # a diverging iteration passes fields that are not finite: the posterior is NaN then
-_ANY = validate.Interval("numbers", infinite=True)
+_ANY_NUMBERS = validate.Interval("numbers", infinite=True)
 
 
 class AbstractIidPrior(AbstractPrior):
@@ -157,7 +158,7 @@ class AbstractIidPrior(AbstractPrior):
 
     @abc.abstractmethod
     def column(self, indices: int) -> Mixture:
-        """Law of a P-vector, P = `indices`."""
+        """Return the law of a column, a P-vector, P = `indices`."""
 
     @abc.abstractmethod
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
@@ -182,13 +183,13 @@ class AbstractIidPrior(AbstractPrior):
         """
 
     def gram(self, key: PRNGKeyArray, indices: int, dimension: int | Array) -> Float[Array, "P P"]:
-        """W Wᵀ/D of a random signal, (P, P)."""
+        """Draw W Wᵀ/D (P, P) of a random signal."""
         # of a general law there is no shortcut to the Gram matrix
         W = self.sample(key, indices, int(dimension))
         return W @ W.T / dimension
 
     def overlap(self, Qhat: ArrayLike) -> Float[Array, "P P"]:
-        """Overlap for a field of precision Q̂: the prior's half of state evolution.
+        """Compute the overlap for a field of precision Q̂: the prior's half of state evolution.
 
             Q = E[f fᵀ],  b = Q̂w + Q̂^{1/2}ξ,  dQ = E[C dQ̂ C]
 
@@ -223,7 +224,8 @@ class AbstractIidPrior(AbstractPrior):
         return average(self, Qhat, function=outer, drift=covariance_twice)
 
     def mmse(self, Qhat: ArrayLike) -> Float[Array, "P P"]:
-        """Posterior covariance for a field of precision Q̂, accurate also near perfect recovery.
+        """Compute the posterior covariance for a field of precision Q̂, accurate also near perfect
+        recovery.
 
             V = E[C] = E[w wᵀ] - Q,  dV = -E[C dQ̂ C]
 
@@ -252,7 +254,7 @@ class AbstractIidPrior(AbstractPrior):
         return average(self, Qhat, function=covariance, drift=minus_covariance_twice)
 
     def free_entropy(self, Qhat: ArrayLike) -> Float[Array, ""]:
-        """The prior's term Φ_w of the replica free entropy, in nats per dimension.
+        """Compute the prior's term Φ_w of the replica free entropy, in nats per dimension.
 
             Φ_w(Q̂) = E log Z_w(Q̂w + Q̂^{1/2}ξ, Q̂),  ∂Φ_w/∂Q̂ = ½ Q
 
@@ -280,11 +282,11 @@ class AbstractIidPrior(AbstractPrior):
         return average(self, Qhat, function=log_partition, drift=half_outer)
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """The prior's part of the free entropy: -½ tr(Q Q̂) + Φ_w(Q̂)."""
+        """Return the prior's part of the free entropy: -½ tr(Q Q̂) + Φ_w(Q̂)."""
         return -0.5 * jnp.sum(Q * Qhat) + self.free_entropy(Qhat)
 
     def second_moment(self, indices: int) -> Float[Array, "P P"]:
-        """Second moment S = E[w wᵀ] of the prior, (P, P); V = S - Q in state evolution.
+        """Return the second moment S = E[w wᵀ] of the prior, (P, P); V = S - Q in state evolution.
 
         Args:
             indices: P, an integer >= 1.
@@ -300,11 +302,12 @@ class AbstractIidPrior(AbstractPrior):
         return _moments(self, validate.count("indices", indices))[0]
 
     def mean_overlap(self, indices: int) -> Float[Array, "P P"]:
-        """m mᵀ, m = E w."""
+        """Return m mᵀ, m = E w."""
         return _moments(self, indices)[1]
 
     def posterior(self, b: ArrayLike, A: ArrayLike) -> tuple[Float[Array, "P D"], Array]:
-        """Posterior means of all columns, and the average of their covariances: GAMP's input side.
+        """Compute the posterior means of all columns, and the average of their covariances: GAMP's
+        input side.
 
             f_i = ∂_b log Z_w(b_i, A),  C = (1/D) Σ_i ∂_b f(b_i, A)
 
@@ -334,17 +337,17 @@ class AbstractIidPrior(AbstractPrior):
         return posterior(column, b, A)
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
-        """The mean plus noise of this size, (P, D), and the prior's covariance."""
+        """Return the mean plus noise of this size, (P, D), and the prior's covariance."""
         column = self.column(shape[0])
         mean = column.first_moment
-        # not the mean alone: of even labels that is a point without a slope
+        # not the mean alone, a point where even labels have no slope
         noise = size * jax.random.normal(key, shape, theory_dtype())
         return mean[:, None] + noise, column.second_moment - self.mean_overlap(shape[0])
 
     def side_information(
         self, key: PRNGKeyArray, signal: ArrayLike, strength: ArrayLike
     ) -> tuple[Float[Array, "P P"], Float[Array, "P D"]]:
-        """Additions to A and b from a direct, noisy observation of the signal.
+        """Return additions to A and b from a direct, noisy observation of the signal.
 
             s = √λ w + √(1-λ) ξ:  A += λ/(1-λ) I,  b += √λ/(1-λ) s
 
@@ -392,11 +395,11 @@ def fields(b: ArrayLike, A: ArrayLike) -> tuple[Array, Array]:
     # not jnp.result_type: strict dtype promotion allows no mixture
     dtype = max(dtypes, key=lambda dtype: dtype.itemsize, default=theory_dtype())
     allowed = "an array of shape (indices P, dimension D)"
-    b = validate.array("b", b, allowed, dtype=dtype, interval=_ANY)
+    b = validate.array("b", b, allowed, dtype=dtype, interval=_ANY_NUMBERS)
     validate.check(b.ndim == 2, "b", b, allowed)
     P = len(b)
     allowed = f"an array of shape ({P}, {P}), as b has P={P}"
-    return b, validate.array("A", A, allowed, shape=(P, P), dtype=dtype, interval=_ANY)
+    return b, validate.array("A", A, allowed, shape=(P, P), dtype=dtype, interval=_ANY_NUMBERS)
 
 
 def sizes(key: object, indices: object, dimension: object) -> tuple[PRNGKeyArray, int, int]:
@@ -408,15 +411,15 @@ def sizes(key: object, indices: object, dimension: object) -> tuple[PRNGKeyArray
 # one program: outside jit each operation of jax.numpy would be compiled by itself
 @eqx.filter_jit
 def _moments(prior: AbstractIidPrior, indices: int) -> tuple[Array, Array]:
-    """E w wᵀ and E w E wᵀ of a column."""
+    """Compute E w wᵀ and E w E wᵀ of a column."""
     column = prior.column(indices)
     mean = column.first_moment
     return column.second_moment, jnp.outer(mean, mean)
 
 
 def semi_definite(name: str, value: object, allowed: str, size: int | None = None) -> Array:
-    """Validate a symmetric positive semi-definite matrix (size, size), up to rounding; NaN where it
-    is traced and is none."""
+    """Validate a symmetric positive semi-definite matrix (size, size), up to rounding; NaN if it
+    is traced and not semi-definite."""
     C = validate.array(name, value, allowed)
     square = C.ndim == 2 and C.shape[0] == C.shape[1] and size in (None, len(C))
     validate.check(square, name, value, allowed)
@@ -425,8 +428,8 @@ def semi_definite(name: str, value: object, allowed: str, size: int | None = Non
     # eigenvalues of NaN would stop a program under jax_debug_nans
     finite = xp.all(xp.isfinite(known))
     known = xp.where(finite, known, 0.0)
-    # a singular matrix has eigenvalues that are negative by rounding: in float64 some 1e6 of it,
-    # as covariances are products of data
+    # a singular matrix has eigenvalues that are negative by rounding, in float64 up to some 1e6
+    # epsilons, as covariances are products of data
     rounding = max(1e-9, 64.0 * float(jnp.finfo(C.dtype).eps))
     floor = -rounding * xp.max(xp.abs(known), initial=0.0)
     sound = finite & xp.allclose(known, known.T)
@@ -436,7 +439,7 @@ def semi_definite(name: str, value: object, allowed: str, size: int | None = Non
 
 
 def _covariance(C: object) -> Array | None:
-    """A covariance (P, P), or None."""
+    """Validate a covariance (P, P), or None."""
     allowed = "a finite, symmetric and positive semi-definite array (P, P)"
     return None if C is None else semi_definite("covariance", C, allowed)
 
@@ -468,7 +471,7 @@ class Gaussian(AbstractIidPrior):
     covariance: Float[Array, "P P"] | None = eqx.field(converter=_covariance, default=None)
 
     def column(self, indices: int) -> Mixture:
-        """One component, N(0, C_0)."""
+        """Return one component, N(0, C_0)."""
         validate.check(indices >= 1, "indices", indices, "an integer >= 1")
         if self.covariance is None:
             # NumPy: outside jit each array of jax.numpy is compiled as a program
@@ -487,7 +490,8 @@ class Gaussian(AbstractIidPrior):
         return _draw(self, *sizes(key, indices, dimension))
 
     def gram(self, key: PRNGKeyArray, indices: int, dimension: int | Array) -> Float[Array, "P P"]:
-        """W Wᵀ/D from Wishart's law, D >= P: the cost does not grow with D, which may be traced."""
+        """Draw W Wᵀ/D from Wishart's law, D >= P, at a cost that does not grow with D, which may be
+        traced."""
         factor = self.column(indices).factor[0]
         normals = jax.random.normal(key, (bartlett_size(indices),), factor.dtype)
         # Bartlett: the root of a Wishart matrix is triangular, with P(P+1)/2 random numbers
@@ -557,7 +561,7 @@ class GaussianProfile(AbstractIidPrior):
         self.base = Gaussian(covariance)  # pyright: ignore[reportArgumentType]
 
     def column(self, indices: int) -> Mixture:
-        """The law of a column at a random place: one component for each variance."""
+        """Return the law of a random column: one component for each variance."""
         factor = self.base.column(indices).factor[0]
         D = self.variances.size
         # for marginals only: message passing knows the variance of each column
@@ -619,7 +623,7 @@ class GaussianProfile(AbstractIidPrior):
 
 @eqx.filter_jit
 def _draw(prior: Gaussian, key: PRNGKeyArray, indices: int, dimension: int) -> Array:
-    """C_0^{1/2} ξ (P, D)."""
+    """Draw C_0^{1/2} ξ (P, D)."""
     factor = prior.column(indices).factor[0]
     return factor @ jax.random.normal(key, (indices, dimension), factor.dtype)
 

@@ -12,7 +12,8 @@ For L independent matrices, denoised one by one, Q̂ and V are (L, L), and only 
 
     V_l = V(q̂_ll),   V_lk = 0,   Q = S - V
 
-Source: [theory: random-matrices, sections 1 and 2].
+Letters here: L is the number of matrices in Q̂, V (L, L) and signals (L, a, b), and the number of
+rows of one matrix S (L, d). Source: [theory: random-matrices, sections 1 and 2].
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.symmetric_spectrum import AbstractSpectrum
 from jaxsmi.priors.base import AbstractPrior, Traits
 
-_SMALLEST_PRECISION = 1e-12  # a posterior divides by the precision; below this it is the prior
+_MIN_PRECISION = 1e-12  # a posterior divides by the precision; below this it is the prior
 
 
 class SmallWidth(NamedTuple):
@@ -42,12 +43,12 @@ class SmallWidth(NamedTuple):
 
     Attributes:
         error: V(t).
-        start: The t up to which nothing is learned.
-        scale: t/(ᾱ f), ᾱ the samples over the numbers in the factors, f the output's response.
+        threshold: The t up to which nothing is learned.
+        scale: t/(ᾱ f), with ᾱ the samples per number in the factors, f the output's response.
     """
 
     error: Callable[[Array], Array]
-    start: Array
+    threshold: Array
     scale: Array
 
 
@@ -81,20 +82,20 @@ class AbstractMatrixLaw(eqx.Module):
 
     @abc.abstractmethod
     def error(self, qhat: Array) -> Array:
-        """V(q̂) for a number q̂ >= 0."""
+        """Return V(q̂) for a number q̂ >= 0."""
 
     @abc.abstractmethod
     def mutual_information(self, qhat: ArrayLike) -> Array:
-        """I(q̂) for a number q̂ > 0, in nats per entry; dI/dq̂ = weight · V."""
+        """Return I(q̂) for a number q̂ > 0, in nats per entry; dI/dq̂ = weight · V."""
 
     @abc.abstractmethod
     def shrink(self, R: Array, qhat: Array) -> tuple[Array, Array]:
-        """The posterior mean of S given R = S + q̂^{-1/2} Z, and V(q̂)."""
+        """Return the posterior mean of S given R = S + q̂^{-1/2} Z, and V(q̂)."""
 
     @abc.abstractmethod
     def spectrum(self, delta: Array) -> tuple[AbstractSpectrum, Array]:
-        """The law of the eigenvalues or singular values of S + √δ Z, and the long side over the
-        short one."""
+        """Return the law of the eigenvalues or singular values of S + √δ Z, and the long side over
+        the short one."""
 
     @property
     @abc.abstractmethod
@@ -131,16 +132,16 @@ class SpectralPrior(AbstractPrior):
 
     @property
     def symmetric(self) -> bool:
-        """The matrix is symmetric."""
+        """True if the matrix is symmetric."""
         return self.law.symmetric
 
     def width(self, dimension: int) -> int:
-        """r = round(ρ d), at least one."""
+        """Return r = round(ρ d), at least one."""
         # a matrix of rank zero has no student
         return max(round(float(self.law.rank_ratio) * dimension), 1)
 
     def length(self, dimension: int) -> int:
-        """L = round(β d), at least one."""
+        """Return L = round(β d), at least one."""
         if self.symmetric:
             return dimension
         beta = self.law.aspect_ratio
@@ -151,7 +152,7 @@ class SpectralPrior(AbstractPrior):
         return max(round(float(beta) * dimension), 1)
 
     def mmse(self, Qhat: ArrayLike) -> Array:
-        """V(q̂), 1 at q̂ = 0, for a number q̂; for a matrix (L, L) that of its diagonal."""
+        """Return V(q̂), 1 at q̂ = 0, of a number q̂; of a matrix (L, L), V of its diagonal."""
         Qhat = _precision(Qhat)
         # a number stays a number: thresholds solve for scalars
         if Qhat.size == 1:
@@ -159,32 +160,32 @@ class SpectralPrior(AbstractPrior):
         return jnp.diag(jax.vmap(self.law.error)(jnp.diagonal(Qhat)))
 
     def overlap(self, Qhat: ArrayLike) -> Array:
-        """q = F(q̂) = Q_0 - V(q̂) for a number q̂, S - V(Q̂) for a matrix (L, L)."""
+        """Return q = F(q̂) = Q_0 - V(q̂) for a number q̂, S - V(Q̂) for a matrix (L, L)."""
         V = self.mmse(Qhat)
         return self.second_moment(len(V)) - V if V.ndim else self.norm - V
 
     def second_moment(self, indices: int = 1) -> Array:
-        """Q_0 as a matrix (1, 1); for several independent matrices (L, L)."""
+        """Return Q_0 as a matrix (1, 1), or (L, L) for several independent matrices."""
         excess = (self.norm - self.law.mean_square) * jnp.eye(indices, dtype=theory_dtype())
         return excess + self.mean_overlap(indices)
 
     def mean_overlap(self, indices: int = 1) -> Array:
-        """The overlap of the means, (L, L)."""
+        """Return the overlap of the means, (L, L)."""
         return self.law.mean_square * jnp.ones((indices, indices), theory_dtype())
 
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """weight q̂ (Q_0 - q) - I(q̂), summed over the diagonals of Q and Q̂ (L, L)."""
+        """Sum weight q̂ (Q_0 - q) - I(q̂) over the diagonals of Q and Q̂ (L, L)."""
         qhat = jnp.diagonal(Qhat)
         information = jax.vmap(self.law.mutual_information)(qhat)
         return jnp.sum(self.weight * qhat * (self.norm - jnp.diagonal(Q)) - information)
 
     def noise(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
-        """Z with entries of variance one (two on the diagonal of a symmetric matrix)."""
+        """Draw Z with entries of variance one (two on the diagonal of a symmetric matrix)."""
         Z = jax.random.normal(key, shape, theory_dtype())
         return goe(Z) if self.symmetric else Z
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
-        """The mean of √d S (L, a, b) plus noise, and V = 1."""
+        """Return the mean of √d S (L, a, b) plus noise, and V = 1."""
         # the trace is known before any label
         mean = jnp.sqrt(self.law.mean_square * shape[-1]) * jnp.eye(shape[-2], shape[-1])
         signal = mean + size * jnp.sqrt(2.0 * self.weight) * self.noise(key, shape)
@@ -193,7 +194,8 @@ class SpectralPrior(AbstractPrior):
     def side_information(
         self, key: PRNGKeyArray, signal: Array, strength: ArrayLike
     ) -> tuple[Array, Array]:
-        """Additions to A (L, L) and b from observing √λ signal + √(1-λ) Z, λ = `strength`."""
+        """Return additions to A (L, L) and b from observing √λ signal + √(1-λ) Z, λ =
+        `strength`."""
         strength = jnp.asarray(strength)
         noise = self.noise(key, signal.shape)
         observed = jnp.sqrt(strength) * signal + jnp.sqrt(1.0 - strength) * noise
@@ -201,8 +203,8 @@ class SpectralPrior(AbstractPrior):
         return A, jnp.sqrt(strength) / (1.0 - strength) * observed
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Mean of the signal (L, a, b), with entries O(1), and V (L, L), matrix by matrix: only the
-        diagonal of A counts."""
+        """Compute the mean of the signal (L, a, b), with entries O(1), and V (L, L), matrix by
+        matrix: only the diagonal of A counts."""
         # laws are of matrices with singular values O(1), signals have entries O(1)
         unit = (b.shape[1] * b.shape[2]) ** 0.25
 
@@ -210,7 +212,7 @@ class SpectralPrior(AbstractPrior):
             b, precision = field
             return self.law.shrink(b / (precision * unit), precision)
 
-        precisions = jnp.maximum(jnp.diagonal(A), _SMALLEST_PRECISION)
+        precisions = jnp.maximum(jnp.diagonal(A), _MIN_PRECISION)
         # one by one: the memory of one eigendecomposition
         mean, V = lax.map(of_one, (b, precisions))
         return unit * mean, jnp.diag(V)
@@ -220,8 +222,8 @@ class SpectralPrior(AbstractPrior):
 
             R = S + q̂^{-1/2} Z (of a product, with S/(dL)^¼ and Z/(dL)^¼)
 
-        Eigenvalues are shrunk by f(λ) = λ - 2 Δ H(λ), Δ = 1/q̂; singular values likewise. The
-        ratios of a product are those of the matrix at hand, its width round(ρ d).
+        Eigenvalues are shrunk by f(λ) = λ - 2 Δ H(λ), Δ = 1/q̂; singular values likewise. For a
+        product, ratios are taken from R itself, its width as round(ρ d).
 
         Args:
             R: The observed matrix, (d, d) symmetric, or (L, d).

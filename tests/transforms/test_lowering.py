@@ -18,7 +18,7 @@ import pytest
 
 import jaxsmi as smi
 from helpers import slow_but
-from jaxsmi.design.designs import BLOCK
+from jaxsmi.design.designs import MAX_BLOCK_SIZE
 from jaxsmi.numerics import refining, refining_sums
 from jaxsmi.numerics.refining_sums import Block, block_within, working_memory
 
@@ -264,4 +264,4 @@ def test_blocks_of_regenerated_inputs_are_bounded():
     """A block holds 2^23 numbers at most, whatever N and D."""
     settings = {"dimension": 20000, "alpha": 1.0, "store": False}
     data = jax.eval_shape(lambda key: programs.retrieval().sample(key, **settings), programs.KEY)
-    assert data.inputs.each * 20000 <= BLOCK
+    assert data.inputs.each * 20000 <= MAX_BLOCK_SIZE
