@@ -2,10 +2,12 @@ r"""Gradient descent of many runs at once, as one solver of the library's loop.
 
     weights ← weights + optimiser(∇loss(weights; batch)),   `repeats` times on each batch
 
-One step of the solver takes all runs from one record to the next. The loop counts for all runs, and
-only its body is vmapped: under a condition that differed between runs XLA would compute both
-branches, on a copy of the data for each run. The order of the samples depends on the key and the
-step alone, so that 1000 steps continued for 1000 are one run of 2000.
+**A step of the solver is many updates**: `step` takes all runs from one record to the next, `every`
+batches with `repeats` updates each. What users call a step (`steps`, `TrainState.step`) is a batch.
+
+The loop counts for all runs, and only its body is vmapped: under a condition that differed between
+runs XLA would compute both branches, on a copy of the data for each run. The order of the samples
+depends on the key and the step alone, so that 1000 steps continued for 1000 are one run of 2000.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Descent(AbstractSolver[Runs]):
         optimizer: Any optax transformation.
         start: The first states, each array with a leading axis of runs, all at one step.
         steps: Batches taken.
-        every: Steps between two records.
+        every: Batches between two records.
     """
 
     model: AbstractModel
@@ -91,7 +93,8 @@ class Descent(AbstractSolver[Runs]):
         return jax.vmap(self._recorded)(runs, runs.change)
 
     def step(self, state: Runs, count: Array) -> Runs:
-        """Take all runs to the next record; runs that have stopped keep their state."""
+        """Take all runs to the next record, `every` batches on; runs that have stopped keep their
+        state."""
         begin = self.start.step[0]
         first = begin + count * self.every
         end = jnp.minimum(first + self.every, begin + self.steps)
@@ -119,7 +122,7 @@ class Descent(AbstractSolver[Runs]):
     def _update(
         self, step: Array, state: TrainState, order: Array, total: Array, size: Array
     ) -> tuple[TrainState, Array, Array, Array]:
-        """One step of one run: `repeats` updates on its batch."""
+        """Take one batch of one run: `repeats` updates on it."""
         dtype = theory_dtype()
         # line searches and learning rates that depend on the loss take more than the gradient
         optimizer = optax.with_extra_args_support(self.optimizer)
@@ -201,7 +204,7 @@ class Descent(AbstractSolver[Runs]):
         return Runs(run.state, run.order, record, result, run.change, best, stale)
 
     def _error(self, weights: Array) -> Array:
-        """The error on the test set; without one that of the population, from the overlaps."""
+        """Error on the test set; without one the error of the population, from the overlaps."""
         test = self.monitor.test
         if test is None:
             key = jax.random.key(0)  # the same points in all runs: their errors compare
@@ -212,12 +215,10 @@ class Descent(AbstractSolver[Runs]):
 
     def observe(self, state: Runs, count: Array) -> dict[str, PyTree]:
         """The last record."""
-        del count
         return state.record
 
     def terminate(self, state: Runs, count: Array) -> Array:
         """The result codes of the last record."""
-        del count
         return state.result
 
     def progress(self, state: Runs) -> Mapping[str, str]:

@@ -251,7 +251,7 @@ def _gradient(
     teacher: Array,
     shape: tuple[int, ...],
 ) -> Array:
-    """That of the loss of weights (P, D) on the labels of others, for random inputs of a shape."""
+    """Gradient of the loss of weights (P, D) on labels of others, at random inputs of a shape."""
     inputs = jax.random.normal(jax.random.key(0), shape, weights.dtype)
     labels = model.student.outputs(teacher, inputs)
     total = lambda w: jnp.sum(jax.vmap(loss)(model.student.outputs(w, inputs), labels))
@@ -286,8 +286,8 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
 def check_settings(
     model: AbstractModel, data: Dataset | Stream, gradient: Gradient, monitor: Monitor
 ) -> tuple[Dataset | Stream, Monitor]:
-    """The data and the monitor, labels in the shape of the link's; a ValueError where the shapes of
-    model, data, batches and test set do not agree, or an early stop has nothing to watch."""
+    """Return data and monitor, labels in the shape of the link's; raise a ValueError where the
+    shapes of model, data, batches and test set disagree, or an early stop has nothing to watch."""
     size, test, teacher = gradient.batch_size, monitor.test, data.teacher
     if test is not None:
         check(not test.regenerated, "test", "regenerated inputs", "stored ones: test.stored()")

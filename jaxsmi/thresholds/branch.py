@@ -24,13 +24,14 @@ from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.thresholds.weak import Growth, growth
 
 NETS = 4  # nets inside one independent threshold: enough to detect E g gᵀ by its spread
-_PERFECT = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be certain
+_RECOVERED_V = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be certain
 # relative changes of V: beyond a half a linear step is no estimate, and V stays positive
-_LONGEST = 0.5
+_MAX_V_STEP = 0.5
 # of α, for the one that belongs to a V: thresholds are of order one, far inside
-_RANGE = (1e-4, 1e4)
-_PRECISION = 4.0  # at which a prior is tested for oblique directions, times the inverse of S
-_OBLIQUE = 0.05  # of S: above quadrature errors of priors and errors of the learned directions
+_ALPHA_RANGE = (1e-4, 1e4)
+_TEST_PRECISION = 4.0  # at which a prior is tested for oblique directions, times the inverse of S
+# of S: above quadrature errors of priors and errors of the learned directions
+_MAX_DEPENDENCE = 0.05
 
 
 def branch_end(
@@ -42,15 +43,15 @@ def branch_end(
     fold: bool = False,
 ) -> tuple[Array, Array]:
     """The fixed point V (k, k) reached from V0, and the result code; at perfect recovery V/S is
-    that of `_PERFECT`. `downwards`, `fold`: as in `fixed_point.Iteration`."""
+    that of `_RECOVERED_V`. `downwards`, `fold`: as in `fixed_point.Iteration`."""
     S = branch.second_moment
     tolerance = jnp.asarray(tolerance, S.dtype)
     iteration = branch.iteration(V0, max_steps=max_steps, tolerance=tolerance)
     end = fixed_point.solve(dataclasses.replace(iteration, downwards=downwards, fold=fold))
     V = end.state.V
     # the iteration stops at any small V; what follows needs one size for all recovered runs
-    perfect = V * jnp.minimum(_PERFECT * jnp.trace(S) / jnp.trace(V), 1.0)
-    return jnp.where(end.result == Result.RECOVERED, perfect, V), end.result
+    shrunk = V * jnp.minimum(_RECOVERED_V * jnp.trace(S) / jnp.trace(V), 1.0)
+    return jnp.where(end.result == Result.RECOVERED, shrunk, V), end.result
 
 
 class BranchPoint(eqx.Module):
@@ -82,13 +83,13 @@ class BranchPoint(eqx.Module):
     growth: Growth
 
     @property
-    def level(self) -> Array:
+    def log_growth(self) -> Array:
         """h = log α λ_max: new directions grow from h = 0 on."""
-        return self.growth.level(self.alpha)
+        return self.growth.log_growth(self.alpha)
 
     @property
-    def perfect(self) -> Array:
-        """Every learned direction is recovered perfectly (a step in V has no meaning there)."""
+    def is_recovered(self) -> Array:
+        """True if every learned direction is recovered perfectly (steps in V have no meaning)."""
         return jnp.all(self.newton == 0.0) & jnp.all(self.tangent == 0.0)
 
     def relative_size(self, step: Array) -> Array:
@@ -96,24 +97,24 @@ class BranchPoint(eqx.Module):
         root = inverse_root(self.V)
         return jnp.max(jnp.abs(jnp.linalg.eigvalsh(symmetric(root @ step @ root))))
 
-    def moved(self, change: Array) -> tuple[Array, Array]:
+    def after_step(self, change: Array) -> tuple[Array, Array]:
         """(α, V) after a step `change` in log α along the branch, shorter where V changes much."""
         step = self.newton + change * self.tangent
-        part = jnp.minimum(1.0, _LONGEST / jnp.maximum(self.relative_size(step), 1e-30))
+        part = jnp.minimum(1.0, _MAX_V_STEP / jnp.maximum(self.relative_size(step), 1e-30))
         return self.alpha * jnp.exp(part * change), symmetric(self.V + part * step)
 
 
 def branch_point(
-    branch: OverlapMap, V: Array, alpha: Array | None = None, X: Array | None = None
+    branch: OverlapMap, V: Array, alpha: Array | None = None, eigenmatrix: Array | None = None
 ) -> BranchPoint:
-    """The average at V (k, k) and α; without α at the one at which F(V) has the trace of V. X: the
-    leading eigenmatrix of the growth, default computed."""
+    """The average at V (k, k) and α; without α at the one at which F(V) has the trace of V.
+    `eigenmatrix`: that of the growth, where it is known."""
     S = branch.second_moment
-    least = _PERFECT * jnp.trace(S)
+    least = _RECOVERED_V * jnp.trace(S)
     # a linear step may leave 0 ⪯ V ⪯ S by its second order, and Cholesky factors need V > 0
     V = S - positive_part(S - V)
     V = V * jnp.maximum(least / jnp.trace(V), 1.0)
-    sample, grown = branch_growth(branch, V, X)
+    sample, grown = branch_growth(branch, V, eigenmatrix)
     response = response_of(branch.model.channel, *sample, branch.nets)
 
     # posteriors do not depend on α: another α costs one pass through the prior
@@ -121,7 +122,7 @@ def branch_point(
         return eqx.tree_at(lambda b: b.alpha, branch, jnp.exp(log_alpha)).returned(V, response)
 
     if alpha is None:  # tr F falls as α grows, so that it crosses tr V once
-        low, high = jnp.log(jnp.asarray(_RANGE, V.dtype))
+        low, high = jnp.log(jnp.asarray(_ALPHA_RANGE, V.dtype))
         log_alpha = roots.bisect(lambda x: jnp.trace(at(x).value) < jnp.trace(V), low, high)
     else:
         log_alpha = jnp.log(alpha)
@@ -131,14 +132,14 @@ def branch_point(
     newton = symmetric(fixed_point.resolvent(J, evaluation.value - V))
     tangent = symmetric(fixed_point.resolvent(J, slope))
     # where the fixed point is V = 0, V stays at its least size, and growth alone depends on α
-    perfect = jnp.trace(V + newton) < least
-    newton, tangent = (jnp.where(perfect, 0.0, x) for x in (newton, tangent))
+    recovered = jnp.trace(V + newton) < least
+    newton, tangent = (jnp.where(recovered, 0.0, x) for x in (newton, tangent))
     radius = fixed_point.perron_value(J)
     return BranchPoint(jnp.exp(log_alpha), V, newton, tangent, radius, grown)
 
 
 def branch_growth(
-    branch: OverlapMap, V: Array, X: Array | None = None
+    branch: OverlapMap, V: Array, eigenmatrix: Array | None = None
 ) -> tuple[tuple[Posterior, Array], Growth]:
     """Posteriors at V (k, k) with their weights, and the growth of the directions that are not
     learned."""
@@ -146,7 +147,7 @@ def branch_growth(
     sizes = {"points": branch.points, "nets": branch.nets}
     sample = weighted_posteriors(branch.model.channel, Q, covariance, key=branch.key, **sizes)
     unlearned = jnp.eye(len(Q), dtype=Q.dtype) - branch.embed(jnp.eye(len(V), dtype=Q.dtype))
-    return sample, growth(branch.model, sample, covariance, unlearned, branch.nets, X)
+    return sample, growth(branch.model, sample, covariance, unlearned, branch.nets, eigenmatrix)
 
 
 @eqx.filter_jit
@@ -159,7 +160,7 @@ def _dependence(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
     S = prior.second_moment(len(learned))
     projector = learned @ learned.T
     unlearned = jnp.eye(len(S), dtype=S.dtype) - projector
-    Qhat = _PRECISION * len(S) / jnp.trace(S) * projector
+    Qhat = _TEST_PRECISION * len(S) / jnp.trace(S) * projector
     value, pull = jax.linearize(prior.overlap, Qhat)
     overlap = unlearned @ value @ unlearned
     change = unlearned @ (pull(unlearned) - S @ unlearned @ S) @ unlearned
@@ -168,7 +169,7 @@ def _dependence(prior: AbstractPrior, learned: Array) -> tuple[Array, Array]:
 
 
 def check_oblique(model: AbstractModel, learned: Array) -> None:
-    """Raise a ValueError where unlearned directions depend on the learned ones (P, k) under the
+    """Raise a ValueError if unlearned directions depend on the learned ones (P, k) under the
     prior.
 
     They keep the covariance S: exact for a Gaussian prior, and wherever learned and new directions
@@ -177,7 +178,7 @@ def check_oblique(model: AbstractModel, learned: Array) -> None:
     """
     overlap, change = _dependence(model.prior, learned)
     check(
-        (overlap < _OBLIQUE) & (change < _OBLIQUE),
+        (overlap < _MAX_DEPENDENCE) & (change < _MAX_DEPENDENCE),
         "model",
         model.prior,
         "a Gaussian prior, or a link that learns sets of coordinates one after the other: the "
@@ -186,38 +187,38 @@ def check_oblique(model: AbstractModel, learned: Array) -> None:
     )
 
 
-_NETS = 16  # enough for a spread that separates E g gᵀ from zero
+_SCAN_NETS = 16  # enough for a spread that separates E g gᵀ from zero
 # The scan gives a start, no result: a part of the points is enough, and less where each is costly.
-_SHARE, _SHARE_RANDOM = 32, 128
+_SCAN_SHARE, _SCAN_SHARE_RANDOM = 32, 128
 # The longest step in V, relative, and in log α. Empirical: with larger ones the next average can
 # lie on another branch.
-_STRIDE = 0.35
-_FACTOR = 0.18
+_SCAN_V_STEP = 0.35
+_SCAN_LOG_STEP = 0.18
 # A step that moves α by less stalls: V falls to zero at a finite α, and no linear step gets there.
-_STALLED = 0.005
-_NEAR = 0.5  # |h| up to which a guess saves the scan: Newton reaches the root in a few steps
-_BEGUN = 0.9  # V/S of new directions at the start of a branch: a tenth is learned
+_MIN_LOG_STEP = 0.005
+# |h| up to which a guess saves the scan: Newton reaches the root in a few steps
+_MAX_GUESS_GROWTH = 0.5
+_START_V = 0.9  # V/S of new directions at the start of a branch: a tenth is learned
 # Where the branch folds back or a step stalls, α jumps by this factor, and the fixed point is
 # iterated there to a few per mille.
 _JUMP = 1.1
-_ITERATION = (100, 1e-3)
+_JUMP_ITERATION = (100, 1e-3)
 
 
 def scan_branch(
     model: AbstractModel, learned: Array, alpha: Array, key: PRNGKeyArray, points: int
 ) -> OverlapMap:
     """State evolution with some directions (P, k) learned, on the few points of a scan."""
-    share = _SHARE_RANDOM if model.channel.random_nodes else _SHARE
+    share = _SCAN_SHARE_RANDOM if model.channel.random_nodes else _SCAN_SHARE
     size = power_of_two(max(points // share, 2))
-    return OverlapMap(model, alpha, key, size, _NETS, learned=learned)
+    return OverlapMap(model, alpha, key, size, _SCAN_NETS, learned=learned)
 
 
 def next_crossing(
     branch: OverlapMap, Q: Array, guess: Threshold | None, alpha_max: float
 ) -> BranchPoint | None:
     """The point of the branch next to the root of h = log α λ_max(𝒢), or at which labels depend
-    on new directions at first order; None up to `alpha_max`. A level that is not finite ends the
-    scan.
+    on new directions linearly; None up to `alpha_max`. An h that is not finite ends the scan.
 
     Args:
         branch: The branch at the last threshold.
@@ -231,63 +232,63 @@ def next_crossing(
         V = S - branch.restrict(lax.stop_gradient(guess.overlap))
         alpha = jnp.clip(lax.stop_gradient(guess.alpha), lowest * 1.001, alpha_max)
         here = _point(branch, V, alpha)
-        if _ends(here) or abs(float(here.level)) < _NEAR:
+        if _scan_ends(here) or abs(float(here.log_growth)) < _MAX_GUESS_GROWTH:
             return here
     values, vectors = jnp.linalg.eigh(S - branch.restrict(Q))
-    most = _BEGUN * jnp.trace(S) / len(S)
+    most = _START_V * jnp.trace(S) / len(S)
     here = _point(branch, (vectors * jnp.minimum(values, most)) @ vectors.T)
     last: BranchPoint | None = None
     jumped = False  # an iterated point is on the stable branch, whatever errors its J has
-    while not _ends(here):
+    while not _scan_ends(here):
         alpha = float(here.alpha)
-        stable = jumped or bool(here.perfect) or float(here.spectral_radius) < 1.0
+        stable = jumped or bool(here.is_recovered) or float(here.spectral_radius) < 1.0
         if alpha > lowest and stable:
-            if float(here.level) >= 0.0:
+            if float(here.log_growth) >= 0.0:
                 return here if last is None else _crossing(last, here)
             if alpha >= (1.0 - 1e-9) * alpha_max:
                 return None
-        stalled = last is not None and np.log(alpha / float(last.alpha)) < _STALLED
-        jumped = not stable or bool(stalled) or bool(here.perfect)
+        stalled = last is not None and np.log(alpha / float(last.alpha)) < _MIN_LOG_STEP
+        jumped = not stable or bool(stalled) or bool(here.is_recovered)
         if not jumped:
             last = here
-            here = _step(branch, here, jnp.asarray(alpha_max, S.dtype))
+            here = _next_point(branch, here, jnp.asarray(alpha_max, S.dtype))
         else:
             last = None
-            here = _jumped(branch, jnp.asarray(min(_JUMP * max(alpha, lowest), alpha_max), S.dtype))
+            here = _jump(branch, jnp.asarray(min(_JUMP * max(alpha, lowest), alpha_max), S.dtype))
     return here
 
 
-def _ends(point: BranchPoint) -> bool:
-    """The scan ends: labels depend on a direction at first order, or the growth is not finite."""
-    _, first_order = point.growth.first_order_directions()
-    return bool(jnp.any(first_order)) or not bool(jnp.isfinite(point.level))
+def _scan_ends(point: BranchPoint) -> bool:
+    """Return whether labels depend on a direction linearly, or the growth is not finite."""
+    _, is_linear = point.growth.linear_directions()
+    return bool(jnp.any(is_linear)) or not bool(jnp.isfinite(point.log_growth))
 
 
 _point = eqx.filter_jit(branch_point)
 
 
 @eqx.filter_jit
-def _step(branch: OverlapMap, point: BranchPoint, alpha_max: Array) -> BranchPoint:
+def _next_point(branch: OverlapMap, point: BranchPoint, alpha_max: Array) -> BranchPoint:
     """The next point upwards in α, at most `alpha_max`."""
     size = jnp.maximum(point.relative_size(point.tangent), 1e-30)
-    change = jnp.minimum(_FACTOR, _STRIDE / size)
+    change = jnp.minimum(_SCAN_LOG_STEP, _SCAN_V_STEP / size)
     change = jnp.clip(change, 0.0, jnp.log(alpha_max / point.alpha))
-    alpha, V = point.moved(change)
+    alpha, V = point.after_step(change)
     return branch_point(branch, V, alpha)
 
 
 @eqx.filter_jit
-def _jumped(branch: OverlapMap, alpha: Array) -> BranchPoint:
+def _jump(branch: OverlapMap, alpha: Array) -> BranchPoint:
     """The stable point at α, by iteration from nearly nothing learned."""
     branch = eqx.tree_at(lambda b: b.alpha, branch, alpha)
-    V, _ = branch_end(branch, _BEGUN * branch.second_moment, *_ITERATION)
+    V, _ = branch_end(branch, _START_V * branch.second_moment, *_JUMP_ITERATION)
     return branch_point(branch, V, alpha)
 
 
 def _crossing(last: BranchPoint, here: BranchPoint) -> BranchPoint:
-    """Where h is zero between two points, by a line in log α and in V; the rest as at the second
-    one."""
-    share = last.level / (last.level - here.level)
+    """Point of h = 0 between two others, on a line in log α and in V; its other fields are those of
+    the second one."""
+    share = last.log_growth / (last.log_growth - here.log_growth)
     share = jnp.where((share >= 0.0) & (share <= 1.0), share, 1.0)
     alpha = last.alpha ** (1.0 - share) * here.alpha**share
     V = (1.0 - share) * last.V + share * here.V

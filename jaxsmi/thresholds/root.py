@@ -31,12 +31,12 @@ from jaxsmi.thresholds.branch import NETS, BranchPoint, branch_growth, branch_po
 _MAX_STEPS = 25  # of Newton; four to eight are usual, more only where the branch folds
 # The last step in log α and in V, relative: what it leaves is of second order. Averages over random
 # nodes are smooth to their tolerance only, far below the error bars.
-_LAST = (1e-4, 1e-3)
-_LAST_RANDOM = (2e-3, 2e-2)
+_LAST_STEPS = (1e-4, 1e-3)
+_LAST_STEPS_RANDOM = (2e-3, 2e-2)
 # d log λ α/d log α lies between a half (one: λ constant) and thirty (a steep rise of the overlap):
 # secants with larger ones are noise
-_SLOPES = (0.5, 30.0)
-_LONGEST = 0.15  # of a step in log α: within it the leading eigenmatrix hardly turns
+_SLOPE_RANGE = (0.5, 30.0)
+_MAX_LOG_STEP = 0.15  # of a step in log α: within it the leading eigenmatrix hardly turns
 
 
 class SearchRegion(eqx.Module):
@@ -47,23 +47,23 @@ class SearchRegion(eqx.Module):
         guess: An α near the roots.
         floor: The smallest α allowed.
         V0: V (k, k) near `guess`.
-        X: The leading eigenmatrix (P, P) near `guess`, for all nets: one alone may not resolve
-            which of two directions grows faster.
+        eigenmatrix: X (P, P) near `guess`, for all nets: one alone may not resolve which of two
+            directions grows faster.
         keys: One key for each independent threshold (R,).
-        points: Points in each of its nets.
+        points_per_net: Points in each of its nets.
     """
 
     learned: Array
     guess: Array
     floor: Array
     V0: Array
-    X: Array
+    eigenmatrix: Array
     keys: PRNGKeyArray
-    points: int = eqx.field(static=True)
+    points_per_net: int = eqx.field(static=True)
 
     def branch(self, model: AbstractModel, alpha: Array, key: PRNGKeyArray) -> OverlapMap:
         """State evolution with these directions learned."""
-        return OverlapMap(model, alpha, key, self.points, NETS, learned=self.learned)
+        return OverlapMap(model, alpha, key, self.points_per_net, NETS, learned=self.learned)
 
 
 class Roots(eqx.Module):
@@ -72,8 +72,8 @@ class Roots(eqx.Module):
 
     alpha: Array
     V: Array
-    X: Array
-    code: Array
+    eigenmatrix: Array
+    result: Array
 
 
 _Prepared = tuple[Roots, Array, Array]  # with the Jacobian of each fixed point, and dh/dα
@@ -84,7 +84,7 @@ def roots(model: AbstractModel, region: SearchRegion) -> Roots:
     return fixed_point.differentiable(_roots, _tangent, model, region, _linearized)
 
 
-class _Newton(NamedTuple):
+class _NewtonState(NamedTuple):
     """The latest point, c, the next step in log α, and the number of steps taken."""
 
     point: BranchPoint
@@ -101,38 +101,38 @@ def _roots(model: AbstractModel, region: SearchRegion) -> Roots:
 def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Roots:
     """Root of h near the guess, by Newton steps in α and V together with secants for c."""
     branch = region.branch(model, region.guess, key)
-    last_alpha, last_V = _LAST_RANDOM if model.channel.random_nodes else _LAST
+    last_alpha, last_V = _LAST_STEPS_RANDOM if model.channel.random_nodes else _LAST_STEPS
 
-    def is_last(state: _Newton) -> Array:
+    def is_last(state: _NewtonState) -> Array:
         point = state.point
         size = point.relative_size(point.newton + state.change * point.tangent)
         return (jnp.abs(state.change) <= last_alpha) & (size <= last_V)
 
-    def running(state: _Newton) -> Array:
-        return (state.count < _MAX_STEPS) & ~is_last(state) & jnp.isfinite(state.point.level)
+    def running(state: _NewtonState) -> Array:
+        return (state.count < _MAX_STEPS) & ~is_last(state) & jnp.isfinite(state.point.log_growth)
 
-    def planned(point: BranchPoint, gradient: Array, count: Array) -> _Newton:
-        slope = jnp.clip(1.0 + jnp.sum(gradient * point.tangent), *_SLOPES)
-        change = -(point.level + jnp.sum(gradient * point.newton)) / slope
-        return _Newton(point, gradient, jnp.clip(change, -_LONGEST, _LONGEST), count)
+    def planned(point: BranchPoint, gradient: Array, count: Array) -> _NewtonState:
+        slope = jnp.clip(1.0 + jnp.sum(gradient * point.tangent), *_SLOPE_RANGE)
+        change = -(point.log_growth + jnp.sum(gradient * point.newton)) / slope
+        return _NewtonState(point, gradient, jnp.clip(change, -_MAX_LOG_STEP, _MAX_LOG_STEP), count)
 
-    def step(state: _Newton) -> _Newton:
+    def step(state: _NewtonState) -> _NewtonState:
         old = state.point
-        alpha, V = old.moved(state.change)
-        new = branch_point(branch, V, jnp.maximum(alpha, region.floor), region.X)
+        alpha, V = old.after_step(state.change)
+        new = branch_point(branch, V, jnp.maximum(alpha, region.floor), region.eigenmatrix)
         moved = new.V - old.V
-        rise = (new.level - jnp.log(new.alpha)) - (old.level - jnp.log(old.alpha))
+        rise = (new.log_growth - jnp.log(new.alpha)) - (old.log_growth - jnp.log(old.alpha))
         # Broyden: the smallest change of c, in the metric of V, that explains the rise of log λ
         missing = rise - jnp.sum(state.gradient * moved)
         return planned(new, state.gradient + missing * _dual(old.V, moved), state.count + 1)
 
-    first = branch_point(branch, region.V0, region.guess, region.X)
+    first = branch_point(branch, region.V0, region.guess, region.eigenmatrix)
     # no gradient is known yet: log λ rises with V's tangent as log α does, a typical slope of two
     start = planned(first, _dual(first.V, first.tangent), jnp.zeros((), int))
     end = lax.while_loop(running, step, start)
-    alpha, V = end.point.moved(end.change)
+    alpha, V = end.point.after_step(end.change)
     code = jnp.where(is_last(end), int(Result.SUCCESS), int(Result.MAX_STEPS))
-    code = jnp.where(jnp.isfinite(end.point.level), code, int(Result.NONFINITE))
+    code = jnp.where(jnp.isfinite(end.point.log_growth), code, int(Result.NONFINITE))
     alpha = jnp.maximum(alpha, region.floor)
     return Roots(alpha, V, end.point.growth.subspace, code)
 
@@ -144,11 +144,11 @@ def _dual(V: Array, step: Array) -> Array:
     return symmetric(c) / clamp_to_tiny(jnp.sum(c * step))
 
 
-def _level(branch: OverlapMap, root: Roots, jacobian: Array) -> Array:
+def _log_growth(branch: OverlapMap, root: Roots, jacobian: Array) -> Array:
     """h of a branch next to a root, the fixed point moving with the branch to first order."""
     value = branch.evaluate(root.V).value
     V = root.V + fixed_point.resolvent(jacobian, value - lax.stop_gradient(value))
-    return jnp.log(branch.alpha * branch_growth(branch, V, root.X)[1].rate)
+    return jnp.log(branch.alpha * branch_growth(branch, V, root.eigenmatrix)[1].rate)
 
 
 @eqx.filter_jit
@@ -160,8 +160,8 @@ def _linearized(model: AbstractModel, region: SearchRegion, roots: Roots) -> _Pr
         branch = region.branch(model, root.alpha, key)
         Q = branch.restrict(branch.overlaps(root.V)[0])
         jacobian = fixed_point.pathwise_jacobian(branch.evaluate, root.V, Q)
-        level = lambda alpha: _level(region.branch(model, alpha, key), root, jacobian)
-        return jacobian, jax.jvp(level, (root.alpha,), (jnp.ones_like(root.alpha),))[1]
+        h = lambda alpha: _log_growth(region.branch(model, alpha, key), root, jacobian)
+        return jacobian, jax.jvp(h, (root.alpha,), (jnp.ones_like(root.alpha),))[1]
 
     return roots, *lax.map(one, (region.keys, roots))
 
@@ -174,8 +174,8 @@ def _tangent(
 
     def one(at: tuple[PRNGKeyArray, Roots, Array, Array]) -> Array:
         key, root, jacobian, slope = at
-        level = lambda model: _level(region.branch(model, root.alpha, key), root, jacobian)
-        moved = fixed_point.derivative(level, model, directions)
+        h = lambda model: _log_growth(region.branch(model, root.alpha, key), root, jacobian)
+        moved = fixed_point.derivative(h, model, directions)
         # labels that jump have no derivative along the sampled ones
         return jnp.where(model.channel.pathwise, -moved / slope, jnp.nan)
 
@@ -183,4 +183,4 @@ def _tangent(
     zero = jnp.zeros_like
     alpha = lax.map(one, (region.keys, *prepared))
     code: Any = None  # a code has no tangent
-    return Roots(alpha, zero(roots.V), zero(roots.X), code)
+    return Roots(alpha, zero(roots.V), zero(roots.eigenmatrix), code)

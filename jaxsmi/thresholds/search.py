@@ -37,7 +37,7 @@ class Search(SearchEnd):
     """The end of a search for a threshold; its history has "alpha".
 
     Attributes:
-        threshold: That of the best parameters.
+        threshold: The threshold of the best parameters.
     """
 
     threshold: Threshold
@@ -100,8 +100,8 @@ def search_threshold(
     aim = validate.optional(validate.number, "target", target, POSITIVE)
     most = float(validate.number("alpha_max", alpha_max, POSITIVE))
     key = validate.key("key", key)
-    points, nets = sizes_of(averages, 2**12, 16)
-    averages = Averages(points * nets, nets)
+    points_per_net, nets = sizes_of(averages, 2**12, 16)
+    averages = Averages(points_per_net * nets, nets)
     allowed = "smi.Iteration(max_steps=.., ..)"
     iteration = validate.settings("iteration", iteration, Iteration, allowed)
     tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)

@@ -32,9 +32,10 @@ from jaxsmi.thresholds.branch import NETS, BranchPoint, check_oblique, next_cros
 from jaxsmi.thresholds.root import SearchRegion, roots
 from jaxsmi.thresholds.weak import check_model, sizes_of, weak_recovery
 
-_LEARNED = 0.05  # eigenvalues of a subspace below this part of the largest are statistical errors
-_INDEPENDENT = 1e-6  # length of a new direction outside of the learned ones that is not rounding
-_ABOVE = 1.0005  # a threshold lies above the one before, by more than its root is accurate to
+# eigenvalues of a subspace below this part of the largest are statistical errors
+_MIN_EIGENVALUE = 0.05
+_MIN_NEW_LENGTH = 1e-6  # length of a new direction outside of the learned ones that is not rounding
+_MIN_RISE = 1.0005  # a threshold lies above the one before, by more than its root is accurate to
 
 
 def staircase(
@@ -65,8 +66,8 @@ def staircase(
 
     Returns:
         A list of `Threshold` with α <= alpha_max. It is shorter than P where several indices are
-        learned together or some never; directions that labels depend on at
-        first order as soon as others are learned belong to the step of these. `alpha` and
+        learned together or some never; directions that labels depend on linearly as soon as others
+        are learned belong to the step of these. `alpha` and
         `replicas` have one derivative, forwards and backwards, in every array of the model;
         overlap and subspace are constant, and links with jumps have NaN after the first
         threshold. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search
@@ -94,7 +95,8 @@ def staircase(
     """
     key = validate.key("key", key)
     most = float(lax.stop_gradient(validate.number("alpha_max", alpha_max, POSITIVE)))
-    points, nets = sizes_of(averages, 2**14, 16)
+    points_per_net, nets = sizes_of(averages, 2**14, 16)
+    points = points_per_net * nets
     steps = validate.optional(validate.count, "steps", steps)
     progress = validate.optional(validate.flag, "progress", progress)
     allowed = "a list of Threshold, as `staircase` returns it"
@@ -108,7 +110,7 @@ def staircase(
     allowed = "a prior with second moment proportional to the identity"
     check(equal | (steps == 1), "model", model.prior, allowed)
 
-    first = weak_recovery(model, key=key, averages=Averages(points * nets, nets))
+    first = weak_recovery(model, key=key, averages=Averages(points, nets))
     lowest = float(lax.stop_gradient(first.alpha))
     if lowest > most:
         return []
@@ -123,20 +125,20 @@ def staircase(
             # apart from the keys of weak recovery (key) and of the roots (100 + k)
             scan_key = jax.random.fold_in(key, 7 + len(stairs))
             alpha, basis = jnp.asarray(lowest, S.dtype), jnp.asarray(learned, S.dtype)
-            branch = scan_branch(constant, basis, alpha, scan_key, points * nets)
+            branch = scan_branch(constant, basis, alpha, scan_key, points)
             check_oblique(constant, basis)
             guessed = _finite(guesses, len(stairs))
             Q = lax.stop_gradient(stairs[-1].overlap)
             point = next_crossing(branch, Q, guessed, most)
             if point is None:  # nothing grows up to alpha_max
                 break
-            vectors, at_once = point.growth.first_order_directions()
+            vectors, at_once = point.growth.linear_directions()
             new = np.asarray(vectors)[:, np.asarray(at_once)]
             if new.shape[1]:  # learned with the others, and so part of the last step
                 learned = _joined(learned, new)
                 stairs[-1] = _with_directions(stairs[-1], learned if len(stairs) == 1 else new)
                 continue
-            if not np.isfinite(float(point.level)):
+            if not np.isfinite(float(point.log_growth)):
                 # the thresholds before stay valid: a code, not an exception
                 stairs.append(_failed(S, nets))
                 break
@@ -144,11 +146,11 @@ def staircase(
             region = SearchRegion(
                 learned=basis,
                 guess=point.alpha,
-                floor=jnp.maximum(_ABOVE * alpha, 1e-6),
+                floor=jnp.maximum(_MIN_RISE * alpha, 1e-6),
                 V0=point.V,
-                X=point.growth.subspace,
+                eigenmatrix=point.growth.subspace,
                 keys=keys,
-                points=power_of_two(max(points // NETS, 2)),
+                points_per_net=power_of_two(max(points_per_net // NETS, 2)),
             )
             threshold = _threshold(model, region, point, scan_key)
             lowest = float(lax.stop_gradient(threshold.alpha))
@@ -177,13 +179,13 @@ def _threshold(
 ) -> Threshold:
     """The threshold near a point of the scan, by the roots of all independent searches."""
     ends = roots(model, region)
-    code = Result(int(worst(ends.code)))
+    code = Result(int(worst(ends.result)))
     if code == Result.SUCCESS and float(point.growth.inaccurate) > INACCURATE_SHARE:
         code = Result.INACCURATE
     valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, nan())
     # a failed search shows as NaN among the replicas
-    alphas = jnp.where(ends.code == Result.SUCCESS, ends.alpha, nan())
-    X = np.mean(np.asarray(lax.stop_gradient(ends.X)), axis=0)
+    alphas = jnp.where(ends.result == Result.SUCCESS, ends.alpha, nan())
+    X = np.mean(np.asarray(lax.stop_gradient(ends.eigenmatrix)), axis=0)
     V = jnp.mean(lax.stop_gradient(ends.V), axis=0)
     below = region.branch(frozen(model), region.guess, key)
     return Threshold(
@@ -199,14 +201,14 @@ def _threshold(
 def _directions_of(subspace: Array) -> np.ndarray:
     """Orthonormal basis of the range of a positive semi-definite matrix."""
     values, vectors = np.linalg.eigh(np.asarray(lax.stop_gradient(subspace)))
-    return vectors[:, values > _LEARNED * max(values[-1], np.finfo(values.dtype).tiny)]
+    return vectors[:, values > _MIN_EIGENVALUE * max(values[-1], np.finfo(values.dtype).tiny)]
 
 
 def _joined(learned: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Orthonormal basis of learned and new directions."""
     rest = new - learned @ (learned.T @ new)
     basis, sizes, _ = np.linalg.svd(rest, full_matrices=False)
-    return np.concatenate([learned, basis[:, sizes > _INDEPENDENT]], axis=1)
+    return np.concatenate([learned, basis[:, sizes > _MIN_NEW_LENGTH]], axis=1)
 
 
 def _with_directions(step: Threshold, directions: np.ndarray) -> Threshold:

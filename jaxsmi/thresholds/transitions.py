@@ -31,16 +31,19 @@ from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.thresholds.branch import NETS, branch_end
 from jaxsmi.thresholds.weak import check_model, sizes_of
 
-SMALL = 1e-3  # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
-HALVINGS = 9  # of an interval between two points of the grid: to 1/512 of it
+# Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
+_SMALL_Q = 1e-3
+_HALVINGS = 9  # of an interval between two points of the grid: to 1/512 of it
 # V/S at the start of the informed branch: a basin of Q = S as small is missed by about its root
-NEAREST = 1e-6
-_NEAR = 1e-3  # V/S at the second start: too few samples resolve a V as small as the first one
+_INFORMED_V = 1e-6
+# V/S at the second start: too few samples resolve a V as small as the first one
+_RETRY_V = 1e-3
 # V that differ by more, relative to the larger one and absolute, are two branches: ten times the
 # tolerance of the fixed points, and far below the jumps of order one of a transition
-_DISTANCE, _ABSOLUTE = 0.02, 1e-4
-_TOLERANCE, _TOLERANCE_NEAR = 1e-5, 1e-2  # of the uninformed branch; relative to V/S of the others
-_PERFECT = 1e-6  # V/S that stands for Q = S in the free entropy
+_MIN_DISTANCE, _MIN_DISTANCE_ABSOLUTE = 0.02, 1e-4
+# of the uninformed branch; relative to V/S of the others
+_UNINFORMED_TOLERANCE, _INFORMED_TOLERANCE = 1e-5, 1e-2
+_PERFECT_V = 1e-6  # V/S that stands for Q = S in the free entropy
 
 
 class Branches(NamedTuple):
@@ -50,25 +53,25 @@ class Branches(NamedTuple):
     Attributes:
         uninformed: V (R, P, P) of the uninformed branch.
         informed: V (R, P, P) of the informed branch.
-        codes: Result codes (R, 2) of both fixed points.
+        results: Result codes (R, 2) of both fixed points.
     """
 
     uninformed: Array
     informed: Array
-    codes: Array
+    results: Array
 
     @property
     def converged(self) -> Array:
-        """The informed branch ended at a fixed point (R,)."""
-        code = self.codes[:, 1]
+        """True where the informed branch ended at a fixed point (R,)."""
+        code = self.results[:, 1]
         return (code == Result.SUCCESS) | (code == Result.RECOVERED)
 
     @property
     def distinct(self) -> Array:
-        """The branches differ (R,)."""
+        """True where the branches differ (R,)."""
         largest = jnp.maximum(jnp.abs(self.uninformed), jnp.abs(self.informed)).max((1, 2))
         distance = jnp.abs(self.uninformed - self.informed).max((1, 2))
-        return distance > jnp.maximum(_DISTANCE * largest, _ABSOLUTE)
+        return distance > jnp.maximum(_MIN_DISTANCE * largest, _MIN_DISTANCE_ABSOLUTE)
 
 
 def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
@@ -80,9 +83,9 @@ def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
     and, where it does not lead there, farther away.
     """
     S = problem.second_moment
-    starts = jnp.stack([V + 2.0 * SMALL * (0.5 * S - V), NEAREST * S, _NEAR * S])
-    near = (_TOLERANCE_NEAR * NEAREST, _TOLERANCE_NEAR * _NEAR)
-    tolerances = jnp.asarray((_TOLERANCE, *near), S.dtype)
+    starts = jnp.stack([V + 2.0 * _SMALL_Q * (0.5 * S - V), _INFORMED_V * S, _RETRY_V * S])
+    near = (_INFORMED_TOLERANCE * _INFORMED_V, _INFORMED_TOLERANCE * _RETRY_V)
+    tolerances = jnp.asarray((_UNINFORMED_TOLERANCE, *near), S.dtype)
     downwards = jnp.asarray((False, True, False))
 
     def follow(recovered: Array, start: tuple[Array, Array, Array]) -> tuple[Array, tuple]:
@@ -101,14 +104,14 @@ def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
 
 
 class _Hysteresis(eqx.Module):
-    """Both branches of a model, by points in each net and a step budget; `perfect`: the informed
-    branch is Q = S."""
+    """Both branches of a model, by points in each net and a step budget; `informed_is_perfect`: the
+    informed branch is Q = S."""
 
     model: AbstractModel
     S: Array
     points: int = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
-    perfect: bool = eqx.field(static=True, default=False)
+    informed_is_perfect: bool = eqx.field(static=True, default=False)
 
     @eqx.filter_jit
     def branches(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Branches:
@@ -121,11 +124,11 @@ class _Hysteresis(eqx.Module):
         return lax.map(one, (alpha, keys))
 
     def informed_wins(self, alpha: Array, both: Branches, keys: PRNGKeyArray) -> Array:
-        """The informed branch exists, and has the larger free entropy (R,)."""
+        """True where the informed branch exists, and has the larger free entropy (R,)."""
         # all at the same keys: the errors of both branches cancel in the difference
         uninformed, informed = (self.free_entropies(alpha, V, keys) for V in both[:2])
         # at the branch itself, V = 1e-7 S, the binary perceptron came out at 1.492, not 1.249
-        if self.perfect:
+        if self.informed_is_perfect:
             return self.perfect_free_entropies(alpha, keys) > uninformed
         return both.converged & both.distinct & (informed > uninformed)
 
@@ -142,9 +145,9 @@ class _Hysteresis(eqx.Module):
     @eqx.filter_jit
     def perfect_free_entropies(self, alpha: Array, keys: PRNGKeyArray) -> Array:
         """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
-        overlaps = (1.0 - _PERFECT) * self.S, _PERFECT * self.S
+        overlaps = (1.0 - _PERFECT_V) * self.S, _PERFECT_V * self.S
         # the term does not depend on a large Q̂
-        large = jnp.eye(len(self.S), dtype=self.S.dtype) / _PERFECT
+        large = jnp.eye(len(self.S), dtype=self.S.dtype) / _PERFECT_V
         # no tangents: Φ needs the partition function alone
         settings = {"points": self.points, "nets": NETS, "tangents": False}
 
@@ -168,10 +171,11 @@ def first_alpha(
     return 0.5 * (low + high), cell
 
 
-_RESOLUTION = 5e-4  # of the end of the uninformed branch, relative, on any grid: below error bars
+# of the end of the uninformed branch, relative, on any grid: below error bars
+_END_RESOLUTION = 5e-4
 # Independent thresholds have fewer samples than the grid, and their branch may end on the other
 # side of one of its points: the interval reaches a tenth beyond its cell.
-_MARGIN = 0.1
+_CELL_MARGIN = 0.1
 
 
 class FirstOrder(eqx.Module):
@@ -261,7 +265,7 @@ def first_order(
         [theory: multi-index, section 7.5].
     """
     key = validate.key("key", key)
-    points, nets = sizes_of(averages, 2**16, 8)
+    points_per_net, nets = sizes_of(averages, 2**16, 8)
     allowed = "smi.Iteration(max_steps=..)"
     max_steps = validate.settings("iteration", iteration, Iteration, allowed).max_steps
     progress = validate.optional(validate.flag, "progress", progress)
@@ -271,7 +275,7 @@ def first_order(
     ordered = grid.ndim == 1 and len(grid) >= 3 and bool(np.all(np.diff(grid) > 0.0))
     check(ordered, "alpha", alpha, allowed)
     check_model(model)
-    size = power_of_two(max(points // NETS, 2))
+    size = power_of_two(max(points_per_net // NETS, 2))
     prior = model.prior
     S = prior.second_moment(model.indices)
     # on the grid one key, with the points of all nets
@@ -279,17 +283,18 @@ def first_order(
     with Bar(len(grid), "first-order transition: branches", progress) as bar:
         both = _on_grid(hysteresis, grid, key, bar)
     distinct = np.asarray(both.distinct)
-    perfect = np.asarray(both.codes)[distinct, 1] == Result.RECOVERED
+    recovered = np.asarray(both.results)[distinct, 1] == Result.RECOVERED
     allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
-    finite = prior.traits.continuous or prior.traits.discrete or not perfect.any()
+    finite = prior.traits.continuous or prior.traits.discrete or not recovered.any()
     check(finite, "model", prior, allowed)
     kind, thresholds = "none", (None, None, None)
     if distinct.any():
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(nets))
         # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
-        diverges = prior.traits.continuous and bool(perfect.all())
-        with Bar(3 * HALVINGS, "first-order transition: ends", progress) as bar:
-            ends = dataclasses.replace(hysteresis, points=size, perfect=bool(perfect.all()))
+        all_recovered = bool(recovered.all())
+        diverges = prior.traits.continuous and all_recovered
+        with Bar(3 * _HALVINGS, "first-order transition: ends", progress) as bar:
+            ends = dataclasses.replace(hysteresis, points=size, informed_is_perfect=all_recovered)
             thresholds = _thresholds(ends, grid, both, keys, diverges, bar)
         kind = "first order"
     curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
@@ -298,7 +303,7 @@ def first_order(
 
 def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
     """Both branches on the grid, the uninformed one upwards."""
-    V = (1.0 - SMALL) * hysteresis.S
+    V = (1.0 - _SMALL_Q) * hysteresis.S
     pairs = []
     for alpha in grid:
         pairs.append(hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None]))
@@ -344,18 +349,18 @@ def _thresholds(
     lower, upper = of_keys(grid[first]), of_keys(grid[last])
     cell_start = cell_end = 0.0
     if appears:
-        lower, cell_start = first_alpha(exists, of_keys(grid[first - 1]), lower, HALVINGS)
+        lower, cell_start = first_alpha(exists, of_keys(grid[first - 1]), lower, _HALVINGS)
     if ends:
-        margin = _MARGIN * (grid[last + 1] - grid[last])
+        margin = _CELL_MARGIN * (grid[last + 1] - grid[last])
         low, high = max(grid[last] - margin, grid[first]), grid[last + 1] + margin
-        cells = max((high - low) / (_RESOLUTION * low), 2.0)
+        cells = max((high - low) / (_END_RESOLUTION * low), 2.0)
         halvings = math.ceil(math.log2(cells))
         upper, cell_end = first_alpha(merged, of_keys(low), of_keys(high), halvings)
     spinodal = lower if appears else 0.0 * lower
     algorithmic = upper if ends else jnp.full_like(upper, jnp.inf)
     optimal, cell = spinodal, cell_start
     if not diverges:
-        optimal, cell = first_alpha(wins, lower, upper, HALVINGS)
+        optimal, cell = first_alpha(wins, lower, upper, _HALVINGS)
         cell = max(cell, cell_end)
         # without a change of sign inside, the crossing lies outside
         if not ends:
@@ -363,9 +368,9 @@ def _thresholds(
         if not appears:
             optimal = jnp.where(wins(lower), 0.0, optimal)
     # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
-    basin = math.sqrt(NEAREST) if diverges else 0.0
+    basin = math.sqrt(_INFORMED_V) if diverges else 0.0
     # MAX_STEPS next to a spinodal moves no threshold: it counts inside the hysteresis only
-    converged = np.isin(np.asarray(both.codes)[inside], (Result.SUCCESS, Result.RECOVERED)).all()
+    converged = np.isin(np.asarray(both.results)[inside], (Result.SUCCESS, Result.RECOVERED)).all()
     code = jnp.asarray(int(Result.SUCCESS if converged else Result.MAX_STEPS))
 
     def threshold(values: Array, cell: float, V: Array, basin: float) -> Threshold:

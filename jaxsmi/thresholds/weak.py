@@ -23,11 +23,11 @@ from jaxsmi.numerics.fixed_point import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
 from jaxsmi.numerics.quadrature import power_of_two
 
-_EQUAL = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
+_EQUAL_RATES = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
 _EQUAL_SIGMAS = 4.0  # .. and those that agree within so many standard errors
-_FIRST_ORDER_SIGMAS = 5.0  # E g gᵀ is non-zero from so many standard errors: 3e-7 by chance
-_BIAS = 25.0  # squared errors of integrals times 5²: five of their standard deviations
-_ROUNDING = (1e-12, 1e-10)  # of E g gᵀ and of λ_max in float64
+_LINEAR_SIGMAS = 5.0  # E g gᵀ is non-zero from so many standard errors: 3e-7 by chance
+_BIAS_FACTOR = 25.0  # squared errors of integrals times 5²: five of their standard deviations
+_SIGNAL_ROUNDING, _RATE_ROUNDING = 1e-12, 1e-10  # of E g gᵀ and of λ_max in float64
 
 
 def _apply(G: Array, X: Array, other: Array) -> Array:
@@ -37,7 +37,7 @@ def _apply(G: Array, X: Array, other: Array) -> Array:
     return symmetric(jnp.einsum("...npabr,...nsarb->...ps", half, other)) / G.shape[-5]
 
 
-def leading(G: Array, other: Array) -> Array:
+def leading_eigenmatrix(G: Array, other: Array) -> Array:
     """The positive semi-definite X of unit norm with 𝒢(X) = λ_max X: the projection of the identity
     on the leading eigenspace. G and `other` are (nets, points, P, M, P, M)."""
     basis = jnp.asarray(symmetric_basis(G.shape[-2]), G.dtype)
@@ -48,7 +48,7 @@ def leading(G: Array, other: Array) -> Array:
     values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
     rates = jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors)
     spread = jnp.std(rates, axis=0) / np.sqrt(len(G) - 1)
-    slack = _EQUAL * jnp.abs(values[-1]) + _EQUAL_SIGMAS * jnp.maximum(spread, spread[-1])
+    slack = _EQUAL_RATES * jnp.abs(values[-1]) + _EQUAL_SIGMAS * jnp.maximum(spread, spread[-1])
     top = values >= values[-1] - slack
     top = top & (values > 0.5 * values[-1])  # however large the errors are
     weights = jnp.where(top, vectors.T @ jnp.einsum("ipp->i", basis), 0.0)
@@ -70,17 +70,17 @@ class Growth(eqx.Module):
     [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52), (54)]
 
     Attributes:
-        each: ⟨X, 𝒢 X⟩ of each net (R,).
+        rate_per_net: ⟨X, 𝒢 X⟩ of each net (R,).
         subspace: X (P, P), the leading eigenmatrix of 𝒢.
-        first_order: E g gᵀ of each net, whitened (R, P, P).
+        linear_signal: E g gᵀ of each net, whitened (R, P, P).
         slope_error: Error of ∂g from the inner integrals that biases averages.
         field_error: Error of g from the inner integrals that biases averages.
         inaccurate: Fraction of samples whose inner integral missed its tolerance.
     """
 
-    each: Array
+    rate_per_net: Array
     subspace: Array
-    first_order: Array
+    linear_signal: Array
     slope_error: Array
     field_error: Array
     inaccurate: Array
@@ -88,28 +88,28 @@ class Growth(eqx.Module):
     @property
     def rate(self) -> Array:
         """λ_max(𝒢)."""
-        return jnp.mean(self.each)
+        return jnp.mean(self.rate_per_net)
 
     @property
     def absent(self) -> Array:
-        """The growth rate is no more than errors of integration."""
-        return self.rate <= _ROUNDING[1] + _BIAS * self.slope_error**2
+        """True if the growth rate is no more than errors of integration."""
+        return self.rate <= _RATE_ROUNDING + _BIAS_FACTOR * self.slope_error**2
 
-    def level(self, alpha: Array) -> Array:
+    def log_growth(self, alpha: Array) -> Array:
         """h = log α λ_max, negative where nothing grows; large and finite at λ_max = 0."""
         # finite, so that a scan can distinguish it from a failed growth rate
         return jnp.log(jnp.maximum(alpha * self.rate, 1e-30))
 
-    def first_order_directions(self) -> tuple[Array, Array]:
-        """Directions (columns), and those of them that labels depend on at first order.
+    def linear_directions(self) -> tuple[Array, Array]:
+        """Return directions (columns), and a mask of those that labels depend on linearly.
 
         E g gᵀ must lie above its standard errors, and above the bias of integrals.
         """
-        values, vectors = jnp.linalg.eigh(jnp.mean(self.first_order, axis=0))
-        along = jnp.einsum("pk,rpq,qk->rk", vectors, self.first_order, vectors)
+        values, vectors = jnp.linalg.eigh(jnp.mean(self.linear_signal, axis=0))
+        along = jnp.einsum("pk,rpq,qk->rk", vectors, self.linear_signal, vectors)
         noise = jnp.std(along, axis=0, ddof=1) / np.sqrt(along.shape[0])
-        floor = _ROUNDING[0] + _BIAS * self.field_error**2
-        return vectors, (values > _FIRST_ORDER_SIGMAS * noise) & (values > floor)
+        floor = _SIGNAL_ROUNDING + _BIAS_FACTOR * self.field_error**2
+        return vectors, (values > _LINEAR_SIGMAS * noise) & (values > floor)
 
 
 def growth(
@@ -118,10 +118,10 @@ def growth(
     V: Array,
     unlearned: Array,
     nets: int,
-    X: Array | None = None,
+    eigenmatrix: Array | None = None,
 ) -> Growth:
     """Growth of a small overlap in the directions of the projector `unlearned`, from a sample of
-    posteriors at S - V and their weights. X: the leading eigenmatrix; default: computed."""
+    posteriors at S - V and their weights. `eigenmatrix`: X, where it is known."""
     post, weight = sample
     P = model.indices
     root = unlearned @ sqrt_psd(V)
@@ -137,13 +137,13 @@ def growth(
     field_error, slope_error = _bias(post, (g, g_other), (G, G_other))
     G, G_other = (x.reshape(nets, -1, *x.shape[1:]) for x in (G, G_other))
     # a change of X changes ⟨X, 𝒢 X⟩ at second order only
-    X = lax.stop_gradient(leading(G, G_other)) if X is None else X
+    X = lax.stop_gradient(leading_eigenmatrix(G, G_other)) if eigenmatrix is None else eigenmatrix
     outer = symmetric(jnp.einsum("npm,nqm->npq", g, g_other)).reshape(nets, -1, P, P)
     missed = post.error > model.channel.averaging.tolerance
     return Growth(
-        each=jnp.einsum("pq,rpq->r", X, _apply(G, X, G_other)),
+        rate_per_net=jnp.einsum("pq,rpq->r", X, _apply(G, X, G_other)),
         subspace=X,
-        first_order=outer.mean(1),
+        linear_signal=outer.mean(1),
         slope_error=slope_error,
         field_error=field_error,
         inaccurate=jnp.mean(jnp.where(missed, weight, 0.0)),
@@ -157,7 +157,7 @@ def _bias(
 
     The noise of random nodes drops out of a product of two halves on average over nodes, but all
     samples of a net share their nodes: up to half the variance, of which a fifth is taken here
-    because `_BIAS` multiplies it by 25. Medians: a few samples in ten thousand may miss the
+    because `_BIAS_FACTOR` multiplies it by 25. Medians: a few samples in ten thousand may miss the
     tolerance of the inner integral without a bias of the average.
     """
     if post.halves is None:
@@ -236,7 +236,7 @@ def weak_recovery(
         [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (54), (70) to (72)].
     """
     key = validate.key("key", key)
-    points, nets = sizes_of(averages, 2**16, 16)
+    points_per_net, nets = sizes_of(averages, 2**16, 16)
     model = model_argument(model)
     models, steps = [model], None
     if noises is not None:
@@ -246,21 +246,21 @@ def weak_recovery(
         channels = model.channel.noisy(steps)
         models = [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
     valid = check_model(models[0]) & validate.valid((models[-1], steps))
-    growths = [_growth(m, key, power_of_two(points), nets) for m in models]
+    growths = [_growth(m, key, power_of_two(points_per_net), nets) for m in models]
     return _threshold(growths, steps, model.prior.second_moment(model.indices), valid)
 
 
-def _growth(model: AbstractModel, key: PRNGKeyArray, points: int, nets: int) -> Growth:
+def _growth(model: AbstractModel, key: PRNGKeyArray, points_per_net: int, nets: int) -> Growth:
     """Growth at Q = 0, with its derivatives in the model."""
-    grown = forwards(lambda model, key: _at_zero(model, key, points, nets), model, key)
+    grown = forwards(lambda model, key: _at_zero(model, key, points_per_net, nets), model, key)
     # labels that jump have no derivative along the sampled ones
     return not_differentiable(grown, model, unless=model.channel.pathwise)
 
 
 @eqx.filter_jit
-def _at_zero(model: AbstractModel, key: PRNGKeyArray, points: int, nets: int) -> Growth:
+def _at_zero(model: AbstractModel, key: PRNGKeyArray, points_per_net: int, nets: int) -> Growth:
     S = model.prior.second_moment(model.indices)
-    sizes = {"points": points, "nets": nets}
+    sizes = {"points": points_per_net, "nets": nets}
     sample = weighted_posteriors(model.channel, jnp.zeros_like(S), S, key=key, **sizes)
     return growth(model, sample, S, jnp.eye(len(S), dtype=S.dtype), nets)
 
@@ -270,13 +270,13 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     """The threshold, from the growth at each of the noises, or at the only one."""
     # the smallest noise decides: the classes of a threshold do not change on the way to zero
     last = growths[-1]
-    vectors, first_order = last.first_order_directions()
-    trivial, absent = jnp.any(first_order), last.absent
+    vectors, is_linear = last.linear_directions()
+    trivial, absent = jnp.any(is_linear), last.absent
     exact = trivial | absent
-    rates = Limit(last.rate, last.each, jnp.zeros_like(last.rate))
+    rates = Limit(last.rate, last.rate_per_net, jnp.zeros_like(last.rate))
     if steps is not None:
         # rates, not α: these are averages, and follow the power law in Δ
-        rates = limit(steps, jnp.stack([grown.each for grown in growths], axis=1))
+        rates = limit(steps, jnp.stack([grown.rate_per_net for grown in growths], axis=1))
     rate = jnp.where(exact, 1.0, rates.value)
     alpha = jnp.where(trivial, 0.0, jnp.where(absent, jnp.inf, 1.0 / rate))
     squared = jnp.where(exact, 0.0, 1.0 / rate) ** 2
@@ -284,7 +284,7 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     replicas = jnp.where(exact, alpha, alpha - (rates.replicas - rate) * squared)
     statistical = jnp.std(rates.replicas, ddof=1) / np.sqrt(len(replicas))
     stderr = jnp.where(exact, 0.0, jnp.hypot(statistical, rates.error) * squared)
-    projector = jnp.where(first_order, vectors, 0.0) @ vectors.T
+    projector = jnp.where(is_linear, vectors, 0.0) @ vectors.T
     subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, last.subspace))
     root = sqrt_psd(S)
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
@@ -292,7 +292,7 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     inaccurate = jnp.max(jnp.stack([grown.inaccurate for grown in growths])) > INACCURATE_SHARE
     code = jnp.where(inaccurate, int(Result.INACCURATE), int(Result.SUCCESS))
     finite = exact | (jnp.isfinite(rate) & (rate > 0.0))
-    finite = finite & jnp.all(jnp.isfinite(last.first_order))
+    finite = finite & jnp.all(jnp.isfinite(last.linear_signal))
     code = jnp.where(finite, code, int(Result.NONFINITE))
     code = jnp.where(valid, code, int(Result.INVALID))
     masked = lambda x: jnp.where(valid & finite, x, nan())

@@ -11,7 +11,7 @@ import pytest
 import jaxsmi as smi
 from helpers import differences, mean_and_error, result
 from jaxsmi import Result
-from jaxsmi.thresholds.weak import _apply, leading
+from jaxsmi.thresholds.weak import _apply, leading_eigenmatrix
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 PHASE = smi.links.phase_retrieval()
@@ -109,7 +109,7 @@ def test_an_oscillating_map_is_solved():
     image = _apply(G, jnp.diag(jnp.asarray([a, b, c])), G)
     np.testing.assert_allclose(image, 4 / np.pi**2 * np.diag([b, a + c, b]), atol=1e-12)
     pair = jnp.stack([G, G])
-    X = leading(pair, pair)
+    X = leading_eigenmatrix(pair, pair)
     # eigenvalue √2 of the 3×3 part
     np.testing.assert_allclose(_apply(G, X, G), 4 / np.pi**2 * np.sqrt(2) * X, atol=1e-10)
     assert np.linalg.eigvalsh(X).min() > -1e-10
