@@ -1,7 +1,7 @@
 """Output channels: p(y|z) of a label given its fields, and the posterior of the fields.
 
-base: the interface, its results, and their averages over labels. fibres: integrals over
-what a label leaves open; orbits: over curves of it. signs, piecewise: closed forms. likelihood: any
+base: the interface, its results, and their averages over labels. fibres: integrals over the fields
+that give a label; orbits: over curves of these. signs, piecewise: closed forms. likelihood: any
 p(y|z). jumps: discontinuities of a link. attention_link, attention, paired_attention: deep
 attention. matrix_scores: labels of a matrix of scores; pullback: of their coordinates, and of
 layers. proximal: losses.

@@ -1,4 +1,4 @@
-r"""The exact channels of noiseless attention: what an attention matrix says about its fields.
+r"""The exact channels of noiseless attention: the posterior of the fields of an attention matrix.
 
 Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (20)]. With Z_ℓ (P_ℓ, M) the block of
 layer ℓ and the link of channels/attention_link.py (h_ℓ, A_ℓ, B_ℓ):

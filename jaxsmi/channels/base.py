@@ -1,4 +1,4 @@
-"""Output channels: how labels arise from fields, and what a label says about its fields.
+"""Output channels: the law of labels given fields, and the posterior of fields given a label.
 
 Equations here [TCDKZ25; theory: multi-index, Eqs. (17) to (21)]; ω, z (P, M), V (P, P) shared by
 the M tokens:
@@ -7,8 +7,8 @@ the M tokens:
     g  = ∂_ω log Z_out = V^{-1} (E[z|y,ω,V] - ω)                                   (P, M)
     ∂g = ∂²_ω log Z_out = V^{-1} Cov[z|y] V^{-1} - V^{-1} ⊗ I_M                    (P, M, P, M)
 
-A channel with a closed-form log Z_out needs to state nothing else (`ClosedFormChannel`): g and ∂g
-come by autodiff.
+A channel with a closed-form log Z_out defines only that (`ClosedFormChannel`): g and ∂g come by
+autodiff.
 
 Averages of the posterior over fields and labels, on common random numbers [TCDKZ25; theory:
 multi-index, Eqs. (42) to (46)], V = S - Q:

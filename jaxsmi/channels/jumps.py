@@ -20,11 +20,11 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
 
-_LINES = 16
-_INTERVALS = 128
+_LINES = 16  # random lines through the fields
+_INTERVALS = 128  # intervals on each line
 
-# a gradient that changes by so much of its range, after so many halvings (within some 0.005 of a
-# field), is as bad as a kink: tanh(13 z), sin(20 z)
+# a gradient that changes by this share of its range within _TURN_HALVINGS halvings (some 0.005 of a
+# field) is as bad as a kink: tanh(13 z), sin(20 z)
 _TURN = 0.05
 _TURN_HALVINGS = 3
 
@@ -61,13 +61,12 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
     halvings = 44 if dtype == jnp.float64 else 18
     # lines twice as long as fields: jumps in the tails count as well
     ends = np.random.default_rng(0).standard_normal((2, _LINES, indices, tokens)) * 2.0
-    first = jnp.asarray(ends[0], dtype)
-    last = jnp.asarray(ends[1], dtype)
+    first, last = (jnp.asarray(end, dtype) for end in ends)
 
     def label(t: Array) -> Array:
         """Return labels (lines, intervals, ..) at the points t (lines, intervals) of the lines."""
-        place = t[..., None, None]
-        fields = (1.0 - place) * first[:, None] + place * last[:, None]
+        share = t[..., None, None]
+        fields = (1.0 - share) * first[:, None] + share * last[:, None]
         return jax.vmap(jax.vmap(law))(fields).reshape(*t.shape, -1)
 
     def change(one: Array, other: Array) -> Array:

@@ -200,9 +200,9 @@ class IntegratedChannel(FibreChannel):
         do not resolve an oscillation all halves may err alike.
         """
         size = self.indices * self.tokens
-        places = np.random.default_rng(0).standard_normal((_SLOPE_POINTS, 1, 1, size))
+        points = np.random.default_rng(0).standard_normal((_SLOPE_POINTS, 1, 1, size))
         steps = _SLOPE_STEP * np.stack([np.eye(size), -np.eye(size)])
-        t = jnp.asarray(places + steps, omega.dtype).reshape(-1, self.indices, self.tokens)
+        t = jnp.asarray(points + steps, omega.dtype).reshape(-1, self.indices, self.tokens)
         deviations = jnp.einsum("pq,nqm->npm", L, t)
 
         def square(w: Array) -> Array:

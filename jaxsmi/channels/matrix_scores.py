@@ -1,4 +1,4 @@
-r"""Output channels of attention scores: what a label says about the matrix h (T, T) of a sample.
+r"""Output channels of attention scores: the posterior of the matrix h (T, T) given a label.
 
 Equations here [theory: attention-indexed, Eqs. (3) to (5), (8) to (24)]. ω ~ √q GOE(T),
 h = ω + √V GOE(T) (variance one off the diagonal, two on it), Q_0 = q + V:
@@ -299,13 +299,11 @@ class HardmaxScores(AbstractScores):
 
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ (.., 2, 2), from the `statistic` and ω (.., 2, 2)."""
-        one = statistic[..., 0]
-        two = statistic[..., 1]
+        one, two = statistic[..., 0], statistic[..., 1]
         sigma = jnp.sqrt(3.0 * V)
         x, y = (s * (omega[..., i, i] - omega[..., 0, 1]) / sigma for i, s in enumerate((one, two)))
         _, g, h = _gaussian_pair(x, y, one * two / 3.0)
-        g = one * g / sigma
-        h = two * h / sigma
+        g, h = one * g / sigma, two * h / sigma
         first = jnp.stack([2.0 * g, -(g + h)], -1)
         return jnp.stack([first, jnp.stack([-(g + h), 2.0 * h], -1)], -2)
 
@@ -360,8 +358,7 @@ def hardmax_response(q: Array, V: Array) -> Array:
     x ~ N(0, (q/V) [[1, c], [c, 1]]), c = s_1 s_2/3: symmetric in x_1 and x_2, and s = (1, ±1) stand
     for all four.
     """
-    q = jnp.asarray(q, theory_dtype())
-    V = jnp.asarray(V, theory_dtype())
+    q, V = (jnp.asarray(x, theory_dtype()) for x in (q, V))
     nodes, weights = (jnp.asarray(x) for x in legendre(_TABLE_NODES))
     high = jnp.arcsinh(8.0 * jnp.sqrt(q / V))
     low = -jnp.minimum(high, jnp.arcsinh(8.5))  # below that P_s is less than 1e-16
@@ -369,8 +366,7 @@ def hardmax_response(q: Array, V: Array) -> Array:
     points = jnp.sinh(t)
     measure = 0.5 * (high - low) * weights * jnp.cosh(t)
     i, j = np.triu_indices(_TABLE_NODES)
-    x = points[i]
-    y = points[j]
+    x, y = points[i], points[j]
     weight = measure[i] * measure[j] * np.where(i == j, 1.0, 2.0)
     sign = np.array([[1.0], [-1.0]])  # both in one call: it takes long to compile
     c = sign / 3.0

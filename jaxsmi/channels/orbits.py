@@ -120,11 +120,11 @@ def _narrowed(orbit: AbstractOrbit) -> tuple[Array, Array]:
     return 0.5 * (high + low), 0.5 * (high - low)
 
 
-def _moments(orbit: AbstractOrbit, place: tuple[Array, Array], count: int) -> tuple[Array, Array]:
+def _moments(orbit: AbstractOrbit, parts: tuple[Array, Array], count: int) -> tuple[Array, Array]:
     """Compute the logarithm of the integral, and the means of r, row by row, and of its products
     r_i r_j, i <= j, by `count` nodes on each interval."""
     M = orbit.block.shape[1]
-    centre, half = place
+    centre, half = parts
     left, right = np.triu_indices(2 * M)
     nodes, weights = (jnp.asarray(v, orbit.block.dtype) for v in legendre(count))
 
@@ -152,8 +152,8 @@ def _integrated(orbit: AbstractOrbit, counts: tuple[int, int], power: float = 1.
     """Integrate over the curve by a rough and a fine rule with these numbers of nodes; the error is
     this `power` of their difference."""
     size = 2 * orbit.block.shape[1]
-    place = _narrowed(frozen(orbit))  # where nodes lie changes nothing
-    (rough, rough_means), (log_weight, moments) = (_moments(orbit, place, n) for n in counts)
+    parts = _narrowed(frozen(orbit))  # the position of nodes needs no derivative
+    (rough, rough_means), (log_weight, moments) = (_moments(orbit, parts, n) for n in counts)
     difference = jnp.max(jnp.abs(rough_means - moments)[:size], axis=0)
     difference = difference + jnp.abs(jnp.expm1(rough - log_weight))
     pairs = zip(*np.triu_indices(size), strict=True)

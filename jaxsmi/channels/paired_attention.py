@@ -42,7 +42,7 @@ from jaxsmi.numerics.refining import Integral
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
-_MAX_EXPONENT = 40.0  # so that nothing overflows in single precision
+_MAX_EXPONENT = 40.0  # e^±40 is finite in single precision, products of two such numbers too
 
 
 class PairedAttentionChannel(DeepAttentionChannel):

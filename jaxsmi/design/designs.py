@@ -1,4 +1,4 @@
-"""A design: what data a model takes, and the linear map from signal to fields.
+"""A design: the shapes and laws of the data of a model, and the linear map from signal to fields.
 
 With N samples of inputs X_μ and n entries of the signal (α = N/n), the operator of a data set is a
 linear map and its exact transpose:
@@ -11,9 +11,9 @@ The two forms of A agree at Bayes-optimality [theory: multi-index, Eqs. (33), (3
 bfloat16 are float32. Where the samples are spread over devices each device holds a part of them,
 and every sum over samples goes over the `axes` of the mesh.
 
-There are three: rows W (P, D) of an index model, one rectangular matrix S (L, d), and L symmetric
-matrices, each with its operator [theory: multi-index, Eqs. (1), (33) to (36); bilinear, Eqs. (21)
-to (24); attention-indexed, Eqs. (40) to (44)]
+There are three designs: rows W (P, D) of an index model, one rectangular matrix S (L, d), and L
+symmetric matrices, each with its operator [theory: multi-index, Eqs. (1), (33) to (36); bilinear,
+Eqs. (21) to (24); attention-indexed, Eqs. (40) to (44)]
 
 Inputs are an array (N, ., .), or `Regenerated`, whose block k is drawn from the key and its number
 whenever it is read. A pass over them is one of two products, X Wᵀ and Gᵀ X of a few rows W. Sums
@@ -427,7 +427,7 @@ class AbstractOperator(eqx.Module):
     @property
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
         """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by name."""
-        # of matrices g gᵀ is a mean over so many samples that no other estimate is needed
+        # for matrices g gᵀ is a mean over many samples, and no other estimate is needed
         return {"outer": lambda g, _: self.outer_precision(g)}
 
     def outer_precision(self, g: Array) -> Array:
@@ -466,7 +466,7 @@ class AbstractOperator(eqx.Module):
         inputs = self.inputs
         assert isinstance(inputs, Regenerated)
         count = len(inputs.numbers)
-        # regenerated inputs come in equal blocks, so that nothing is left over
+        # regenerated inputs come in equal blocks, without a rest
         rows = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
 
         def block(total: Array, at: tuple[Array, PyTree]) -> tuple[Array, PyTree]:

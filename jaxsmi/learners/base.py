@@ -159,8 +159,8 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         del labels
 
     def losses(self, fields: Array, labels: Array) -> Array:
-        """ℓ_y(z) of a batch of fields (n, P, M); NaN for a posterior."""
-        # by the loss of predictions: one spelling of ℓ for training and for message passing
+        """Return ℓ_y(z) of a batch of fields (n, P, M); NaN for a posterior."""
+        # by the loss of predictions: one definition of ℓ for training and for message passing
         return self.test_loss(jax.vmap(self.network.link)(fields), labels)
 
     @property
@@ -172,7 +172,7 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
 
     @property
     def decay(self) -> Array:
-        """λ of the ridge; NaN for a posterior."""
+        """λ, the weight of the ridge; NaN for a posterior."""
         return jnp.asarray(jnp.nan)
 
     @property
@@ -187,7 +187,7 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         return False
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
-        """The loss (n,) of predictions on labels; NaN for a posterior."""
+        """Return the loss (n,) of predictions on labels; NaN for a posterior."""
         del labels
         return jnp.full(len(outputs), jnp.nan)
 
@@ -218,7 +218,7 @@ def learner_of(learner: object, model: object) -> tuple[AbstractIndexLearner, In
     instance = validate.instance("learner", learner, AbstractIndexLearner, allowed)
     allowed = "an index model with this learner (for a matrix: smi.MatrixErm)"
     teacher = validate.instance("model", model, IndexModel, allowed)
-    # what depends on the labels, convexity and the student, is settled once
+    # the student and convexity, which depend on the labels, are determined once
     return instance.bind(teacher), teacher
 
 

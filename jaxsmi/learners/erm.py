@@ -115,7 +115,7 @@ class Erm(AbstractIndexLearner):
 
     @property
     def decay(self) -> Array:
-        """λ."""
+        """λ, the weight of the ridge."""
         return self.ridge
 
     @property
@@ -180,7 +180,7 @@ class Erm(AbstractIndexLearner):
     # The proximal channel
 
     def sample_loss(self, label: Array, fields: Array) -> Array:
-        """ℓ_y(z) of the student's fields (P, M)."""
+        """Return ℓ_y(z) of the student's fields (P, M)."""
         return self.loss(self.network.link(fields), label)
 
     def _starts(self, label: Array, omega: Array, V: Array) -> Array:
@@ -209,7 +209,7 @@ class Erm(AbstractIndexLearner):
         return _in_blocks(block, (teacher_fields, noise, omega))
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
-        """ℓ(ŷ, y) of each sample."""
+        """Return ℓ(ŷ, y) of each sample."""
         return jax.vmap(self.loss)(outputs, labels)
 
     def respond(
@@ -231,7 +231,7 @@ class Erm(AbstractIndexLearner):
         return C @ b, C
 
     def _inverse(self, A: Array) -> Array:
-        """(λ I + A)^{-1}."""
+        """Return (λ I + A)^{-1}."""
         identity = jnp.eye(len(A), dtype=A.dtype)
         # Cholesky: a matrix that is not positive definite gives NaN, and the run says so
         root = jnp.linalg.cholesky(self.ridge * identity + 0.5 * (A + A.T))
@@ -259,7 +259,7 @@ def _in_blocks(block: Callable[..., ProximalOutput], samples: tuple[Array, ...])
 
 
 def _probes(shape: tuple[int, ...], seed: int) -> Array:
-    """Random fields (n, *shape)."""
+    """Draw random fields (n, *shape)."""
     # a fixed seed: the same loss is found convex in every process
     normal = np.random.default_rng(seed).standard_normal((_PROBES, *shape))
     return jnp.asarray(normal, theory_dtype())

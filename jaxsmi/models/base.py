@@ -2,8 +2,8 @@
 
     signal W ──design──▶ fields Z_μ ──channel──▶ labels y_μ
 
-`AbstractModel` is what message passing, theory, thresholds and training ask for. Its parts are
-objects of their own: `prior`, `channel`, `design` (shapes, inputs, teachers), `student` (the
+`AbstractModel` is the interface for message passing, theory, thresholds and training. Its parts are
+separate objects: `prior`, `channel`, `design` (shapes, inputs, teachers), `student` (the
 weights that are trained) and `metric` (overlaps and errors). A family is a constructor of these:
 `IndexModel` of rows W (P, D), `MatrixModel` of one matrix.
 
@@ -192,7 +192,8 @@ class AbstractModel(eqx.Module):
         return Dataset(x, labels, truth, self, *(around or (None, None)))
 
     def predict(self, solution: Solution | ArrayLike, inputs: ArrayLike) -> Array:
-        r"""Labels of new inputs by the plug-in predictor: the link at the fields of the estimate.
+        r"""Predict labels of new inputs by the plug-in predictor: the link at the fields of the
+        estimate.
 
         Args:
             solution: The solution of `gamp` or `train`, or an estimate itself: rows (P, D), or a
@@ -203,8 +204,7 @@ class AbstractModel(eqx.Module):
             Labels (N, ...).
 
         Raises:
-            ValueError: For a solution of theory, which has no weights, or shapes that do not
-                fit.
+            ValueError: For a solution of theory, which has no weights, or shapes that do not fit.
 
         Cost:
             One pass over the inputs.
@@ -391,7 +391,7 @@ def check_data(model: AbstractModel, data: Dataset, teacher: bool = True) -> Dat
 
 
 def label_shape(model: AbstractModel) -> tuple[int, ...]:
-    """Shape of one label."""
+    """Return the shape of one label."""
     design = model.design
     # the dimension of inputs plays no role in the shape of fields
     fields = jax.ShapeDtypeStruct(design.shapes((1, 1, 1)).fields[1:], theory_dtype())
@@ -564,7 +564,7 @@ def _best_signs(values: Array, kind: str) -> Array:
     signs = _signs(values)
     if kind == "each":
         return signs
-    # an odd product is mended where that costs least: at the smallest entry
+    # an odd product is corrected at the smallest entry, at the least cost
     smallest = jnp.arange(values.shape[1]) == jnp.argmin(jnp.abs(values), axis=1, keepdims=True)
     return jnp.where(smallest, signs * jnp.prod(signs, axis=1, keepdims=True), signs)
 

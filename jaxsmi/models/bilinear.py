@@ -68,7 +68,7 @@ class Bilinear(MatrixModel):
             such as smi.links.relu(0.1). Default "linear"; with `outcomes` E[y|z].
         log_likelihood: log p(y|z) of (y, z), normalised, instead of Gaussian noise. Default None.
         sampler: Draws a label from (key, z), beside log_likelihood. Default None.
-        outcomes: All labels (K, ...), where they are few, in place of a sampler. Default None.
+        outcomes: All labels (K, ...), if they are few, in place of a sampler. Default None.
 
     Raises:
         ValueError: For arguments out of range, or labels without a law.
@@ -175,7 +175,7 @@ def _output(
 ) -> tuple[str, MultiIndex | None]:
     """Return the name of an output, and a model of one index with its channel and symmetry, or None
     if it is linear."""
-    # a model of links is no function: what is callable is a link of the field
+    # a model of links is no function: a callable is a link of the field
     if output is None or callable(output):
         model = output_model(output, noise, labels)
         return model.name, model

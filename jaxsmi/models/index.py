@@ -165,7 +165,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
         outcomes = channel.outcomes
         if outcomes is None or not channel.noise_size:
             return lambda z: jnp.ravel(channel.link(z.reshape(shape))), *shape
-        V = 1e-8 * jnp.eye(shape[0])  # a channel smooths labels by V: nearly nothing
+        V = 1e-8 * jnp.eye(shape[0])  # a channel smooths labels by V: here hardly at all
 
         def odds(z: Array) -> Array:
             omega = jnp.broadcast_to(z.reshape(shape), (len(outcomes), *shape))
@@ -246,8 +246,8 @@ class _Loss(eqx.Module):
     student: IndexModel
     loss: Callable[[Array, Array], Array] = eqx.field(static=True)
 
-    def __call__(self, hidden: Array, fields: Array, noise: Array) -> Array:
-        label = self.channel.label(hidden, noise)
+    def __call__(self, teacher_fields: Array, fields: Array, noise: Array) -> Array:
+        label = self.channel.label(teacher_fields, noise)
         return self.loss(self.student.link(fields).reshape(label.shape), label)
 
 
@@ -326,21 +326,21 @@ class MultiIndex(IndexModel):
 
     Args:
         link: array (P, M) -> array, any JAX function (an equinox Module keeps its arrays
-            differentiable); None where `channel` is given, whose link it then is.
+            differentiable). None with `channel`, which has its own.
         indices: P. Default: that of `channel`.
         tokens: M. Default: that of `channel`, else 1.
         noise: Variance Δ >= 0 of the label noise. Default 0.
-        prior: Of the rows of W. Default: iid N(0, 1).
+        prior: Prior of the rows of W. Default: iid N(0, 1).
         log_likelihood: log p(y|Z) as a function of (y, Z), normalised, instead of Gaussian noise.
             Alone it serves `gamp` on data of your own; `sample` and `state_evolution` must draw
             labels, by one of the next two.
         sampler: Draws a label from (key, Z).
-        outcomes: All labels (K, ...), where they are few: drawn with the probabilities of
+        outcomes: All labels (K, ...), if they are few: drawn with the probabilities of
             log_likelihood. The link is then E[y|Z] unless it is given.
         channel: An exact channel, with its own link, in place of a link and its noise.
         inputs: Fixed directions around which tokens lie, such as positional encodings:
             `smi.Tokens(encoding=..)`. Default: inputs are centred.
-        symmetry: What leaves every label unchanged: pairs (indices, word), with a word of
+        symmetry: Groups that leave every label unchanged: pairs (indices, kind), with a kind of
             `models.base.SYMMETRIES` ("sign", "signed permutation", "rotation", ..), or
             symmetries themselves; () for none. Default: found at the labels of random fields,
             among signs, orders and rotations of rows (for a prior that is not even, orders only:

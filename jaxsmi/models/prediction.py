@@ -76,7 +76,7 @@ def prediction_error(
     points: int = 4096,
     nets: int = 8,
 ) -> Estimate:
-    """Prediction error at given overlaps (module docstring).
+    """Compute the prediction error at given overlaps (module docstring).
 
     Args:
         model: Makes the predictions.
@@ -184,28 +184,28 @@ def generalization_error(
     predictor: str = "plug-in",
     points: int = 32768,
 ) -> Estimate:
-    r"""Prediction error on a new input at overlap Q, without label noise.
+    r"""Compute the prediction error on a new input at overlap Q, without label noise.
 
     With ω ~ N(0, Q) and z ~ N(ω, S - Q) for each token,
 
         plug-in: E ‖link(z) - link(ω)‖²;    bayes: E ‖link(z) - E[link(z)|ω]‖².
 
-    Of labels ±1 a wrong sign costs (1 + 1)² = 4: the plug-in error is four times the share of wrong
-    signs. Of a run on data, with `data=`: z = Mᵀ Q⁻¹ ω + (ρ - Mᵀ Q⁻¹ M)^{1/2} η, at Q and
+    For labels ±1 a wrong sign costs (1 + 1)² = 4: the plug-in error is four times the share of
+    wrong signs. For a run on data, with `data=`: z = Mᵀ Q⁻¹ ω + (ρ - Mᵀ Q⁻¹ M)^{1/2} η, at Q and
     M = Ŵ W*ᵀ/D of its weights and ρ = W* W*ᵀ/D of its teacher, which at finite D is S only up to
     √(2/D).
 
-    Of matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed form
+    For matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed form
     (two tokens, linear output).
 
     Args:
         model: Any model.
         overlap: Q (P, P), a number q (Q = q I; the q of a matrix), or a Solution; 0 ⪯ Q ⪯ S, the
-            prior's second moment, which a run at finite D may miss by chance: hand on its `data`.
-        data: Of a run, with its teacher. Default None: theory at Q.
+            prior's second moment, which a run at finite D may miss by chance: pass its `data`.
+        data: Data of a run, with their teacher. Default None: theory at Q.
         key: A random key. Default None: for closed forms only.
         predictor: "plug-in" or "bayes".
-        points: Links that are evaluated. Default 32768.
+        points: Number of links that are evaluated. Default 32768.
 
     Returns:
         An `Estimate` (value, stderr).

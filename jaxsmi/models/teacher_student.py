@@ -52,22 +52,22 @@ class TeacherStudent(eqx.Module):
 
     Attributes:
         sample_loss: ℓ from z* (P*, tokens of a sample), z (P, tokens) and the label's noise.
-        agreement: What a student has in common with the teacher, from M (P, k), Q (P, P) and the
-            Gram matrix of the fixed rows (k, k): the numbers that `Monitor.level` and
-            `Monitor.target` compare.
-        draw_gram: Gram matrix W* W*ᵀ/D (P*, P*) of a drawn teacher, of (key, dimension=D).
+        agreement: Agreement of a student with the teacher, from M (P, k), Q (P, P) and the Gram
+            matrix of the fixed rows (k, k): the numbers that `Monitor.level` and `Monitor.target`
+            compare.
+        draw_gram: draw_gram(key, dimension=D) draws the Gram matrix W* W*ᵀ/D (P*, P*) of a teacher.
         encoding: E (tokens of a sample, k - P*), of the directions of the inputs.
         gram: Expected Gram matrix of the fixed rows (k, k).
         targets: P*, rows of the teacher.
         rows: P, rows of the student in a group.
-        groups: How many groups of rows there are.
+        groups: Number of groups of rows.
         tokens: Tokens that a group sees.
         noise_size: Standard normals in the label of a sample.
         sized: Whether `draw_gram` must know D as an integer.
         spherical: Whether rows stay on the sphere, the losses of a batch are added up, and the
             overlaps of a student are written as one vector (m, e_1..e_K).
         tied: Whether every row sees all tokens. (One of an untied network of one token does, too.)
-        squared: Of one direction on the sphere with the loss c ‖g(z*) - F(z)‖²: g, F and c, whose
+        squared: g, F and c of the loss c ‖g(z*) - F(z)‖² of one direction on the sphere, whose
             averages need no sampling. None: another loss.
     """
 
@@ -127,20 +127,20 @@ class SequenceLoss(eqx.Module):
 
     @property
     def series(self) -> tuple[HermiteSeries, Callable[[Array], Array]] | None:
-        """g and σ of a network that learns a finite series; None: another pair."""
+        """g and σ of a network that learns a finite series; None for another pair."""
         if isinstance(self.student, Network) and isinstance(self.target, HermiteSeries):
             return self.target, self.student.activation
         return None
 
     @property
     def smooth(self) -> bool:
-        """F is as smooth as a grid needs: the activation of a network may have a kink."""
+        """True if F is smooth enough for a grid: the activation of a network may have a kink."""
         return not isinstance(self.student, Network)
 
-    def __call__(self, hidden: Array, fields: Array, noise: Array | None = None) -> Array:
-        """ℓ from z* and z (1, L) or (L,); labels have no noise."""
+    def __call__(self, teacher_fields: Array, fields: Array, noise: Array | None = None) -> Array:
+        """Return ℓ from z* and z (1, L) or (L,); labels have no noise."""
         del noise
-        change = self.target(jnp.ravel(hidden)) - self.student(jnp.ravel(fields))
+        change = self.target(jnp.ravel(teacher_fields)) - self.student(jnp.ravel(fields))
         square = jnp.sum(change**2)
         if self.loss == "squared":
             return self.factor * square
@@ -199,13 +199,13 @@ class HermiteSeries(eqx.Module):
 
     @property
     def orthonormal(self) -> Array:
-        """The coefficients of Π_l h_{n_l}, one for each of `degrees`."""
+        """Coefficients of Π_l h_{n_l}, one for each of `degrees`."""
         factorials = self._factorials
         scale = jnp.asarray(np.ones_like(factorials) if self.normalised else np.sqrt(factorials))
         return self.coefficients * scale.reshape(-1, *(1,) * (self.coefficients.ndim - 1))
 
     def squared(self) -> HermiteSeries:
-        """The series of g², for a g that is a number."""
+        """Return the series of g², for a g that is a number."""
         allowed = "a series whose answer is a number"
         check(self.coefficients.ndim == 1, "series", "an array of answers", allowed)
         # the product formula has integer coefficients for He, not for h

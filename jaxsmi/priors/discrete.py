@@ -114,9 +114,9 @@ class BernoulliGauss(AbstractEntries):
         # and the weights right
         zero = 1.0 - self.density * (1.0 - jnp.finfo(self.density.dtype).eps)
         scale = 1.0 / jnp.sqrt(self.density)
-        nothing = jnp.zeros_like(scale)
+        zeros = jnp.zeros_like(scale)
         log_weight = jnp.log(jnp.stack([zero, self.density]))
-        return log_weight, jnp.stack([nothing, nothing]), jnp.stack([nothing, scale])
+        return log_weight, jnp.stack([zeros, zeros]), jnp.stack([zeros, scale])
 
     def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
         """Draw supports and values; see `AbstractIidPrior.sample`."""
