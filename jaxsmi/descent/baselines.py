@@ -39,10 +39,10 @@ from jaxsmi.priors.factors import ASPECT, ProductLaw, gaussian_error
 
 __all__ = ["minimum_nuclear_norm", "nuclear_norm_threshold", "ridge_error"]
 
-_NODES = 96  # Gauss-Legendre: the integrands are smooth in θ, to rounding (tests: 1e-12)
+_LEGENDRE_NODES = 96  # Gauss-Legendre: the integrands are smooth in θ, to rounding (tests: 1e-12)
 _SHRINKAGE = 0.5  # τ/√(larger side): speed only; empirical, between 0.2 and 1 much the same
 # relative pivots of the QR of the inputs: samples of continuous laws stay far above, copies do not
-_DEPENDENT = 1e-6
+_MIN_PIVOT = 1e-6
 
 
 def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) -> Array:
@@ -126,7 +126,7 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
     g = b * (1.0 - rho) / (1.0 - b * rho)
     low = (1.0 - jnp.sqrt(g)) ** 2
     high = (1.0 + jnp.sqrt(g)) ** 2
-    nodes, weights = legendre(_NODES)
+    nodes, weights = legendre(_LEGENDRE_NODES)
 
     def moments(cut: Array) -> tuple[Array, Array, Array]:
         """P_0, P_1/2, P_1; with t = low + (high - low) sin²θ the integrands are smooth."""
@@ -202,7 +202,7 @@ def minimum_nuclear_norm(
     check(data.samples <= entries, "data", f"{data.samples} samples", allowed)
     basis, triangle = jnp.linalg.qr(rows.T)
     pivots = jnp.abs(jnp.diagonal(triangle))
-    independent = jnp.min(pivots) > _DEPENDENT * jnp.max(pivots)
+    independent = jnp.min(pivots) > _MIN_PIVOT * jnp.max(pivots)
     allowed = "independent ones: drop the others"
     check(independent, "data.inputs", "linearly dependent samples", allowed)
     labels = data.labels.astype(theory_dtype()) * np.sqrt(entries)

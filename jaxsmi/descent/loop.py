@@ -29,7 +29,8 @@ from jaxsmi.descent.options import Gradient, Monitor, Stream, divisor
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss
 
-_BETTER = 1e-4  # relative fall of the error that `patience` counts: above rounding of float32
+# relative fall of the error that `patience` counts: above rounding of float32
+_MIN_IMPROVEMENT = 1e-4
 # empirical: 512 points in each of 8 nets give the population error to about 1 %, enough for a curve
 _ERROR_POINTS = 512
 
@@ -191,7 +192,7 @@ class Descent(AbstractSolver[Runs]):
             record["record"] = jax.tree.map(jnp.asarray, value)
         best, stale, result = run.best, run.stale, run.result
         if monitor.patience is not None:
-            better = record["error"] < best * (1.0 - _BETTER)
+            better = record["error"] < best * (1.0 - _MIN_IMPROVEMENT)
             stale = jnp.where(better, 0, stale + 1)
             best = jnp.where(better, record["error"], best)
             result = jnp.where(stale >= monitor.patience, int(Result.SUCCESS), result)

@@ -27,11 +27,11 @@ from jaxsmi.models.teacher_student import squared_loss
 
 # Weights are O(1) at the start, as the teacher's are, and so are those of a student that has
 # learned it: a norm a hundred times as large is an overshoot.
-_DIVERGED = 100.0
+_MAX_GROWTH = 100.0
 # standard deviations of the cosine of two random directions: 0.3 % of them are beyond
-_CHANCE = 3.0
-_RECORDS = 200  # of a run, by default: as many as a curve on a page can show
-_LAST = ("overlap", "error", "cosine")
+_CHANCE_SIGMAS = 3.0
+_DEFAULT_RECORDS = 200  # of a run, by default: as many as a curve on a page can show
+_LAST_FIELDS = ("overlap", "error", "cosine")
 
 
 def train(
@@ -114,7 +114,7 @@ def train(
     state = initial_state(model, data, optimizer, key, start)
     # last: it compiles a gradient
     check_loss(model, gradient.loss or squared_loss, data.dimension)
-    every = min(monitor.every or max(steps // _RECORDS, 1), steps)
+    every = min(monitor.every or max(steps // _DEFAULT_RECORDS, 1), steps)
     label = f"train, D={data.dimension}" if monitor.progress else None
     if not concrete((state, data, optimizer)):
         label = None  # under jit or vmap there is no host to show a bar
@@ -145,14 +145,14 @@ def _codes(descent: Descent, end: Run[Runs], cosines: Array) -> Array:
     # a start near zero may grow to O(1) per weight
     usual = jnp.maximum(norm(start), jnp.sqrt(float(start[0].size)))
     # weights that are not finite say more than their size
-    overshoot = (norm(end.state.state.weights) > _DIVERGED * usual) & (code != Result.NONFINITE)
+    overshoot = (norm(end.state.state.weights) > _MAX_GROWTH * usual) & (code != Result.NONFINITE)
     code = jnp.where(overshoot, int(Result.DIVERGED), code)
     # the mean that all random matrices share has a cosine: they have no such chance level
     if not descent.model.design.has_rows:
         return code
     # √(D-1) cos/√(1 - cos²) of two random directions follows Student's law, which for large D is
     # that of √D cos
-    chance = _CHANCE / jnp.sqrt(descent.data.dimension - 1.0 + _CHANCE**2)
+    chance = _CHANCE_SIGMAS / jnp.sqrt(descent.data.dimension - 1.0 + _CHANCE_SIGMAS**2)
     nothing = jnp.all(jnp.abs(cosines) < chance, axis=-1)  # false for NaN, without a teacher
     return jnp.where((code == Result.SUCCESS) & nothing, int(Result.NOTHING_LEARNED), code)
 
@@ -165,7 +165,7 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
     # a run that stopped early has NaN in the records after its last
     place = jnp.sum(jnp.isfinite(history["step"]), axis=-1) - 1
-    last = {name: history[name][jnp.arange(runs[0]), place] for name in _LAST}
+    last = {name: history[name][jnp.arange(runs[0]), place] for name in _LAST_FIELDS}
     result = _codes(descent, end, last["cosine"])
     # overlaps of the last finite record would hide that the weights are lost
     nonfinite = result == Result.NONFINITE
@@ -191,7 +191,8 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     return Solution(**numbers, model=model, key=key, kind="train")
 
 
-_PROBE = 8  # a loss is tried in this dimension at most: one that is flat there is flat in any
+# a loss is tried in this dimension at most: one that is flat there is flat in any
+_PROBE_DIMENSION = 8
 
 
 def initial_state(
@@ -265,7 +266,7 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
     check_scalar(loss, label, label)
     if not concrete((model, loss)):
         return  # no numbers to look at
-    D = min(dimension, _PROBE)
+    D = min(dimension, _PROBE_DIMENSION)
     shape = (16, *model.design.input_shape(D))
     with jax.ensure_compile_time_eval():  # concrete under jit too
         # outside of the compiled gradient: widths of factors follow from numbers of the model

@@ -38,7 +38,7 @@ from jaxsmi.sgd.coordinates import Coordinates, add_means, factor, fields_of, sl
 # Random numbers of a run are drawn in blocks of so many numbers, and of so many steps at most:
 # large enough to be vectorised, small enough for the cache with many runs. Empirical.
 _NUMBERS = 2**13
-_STEPS = 64
+_BLOCK_STEPS = 64
 
 
 class Update(eqx.Module):
@@ -79,7 +79,7 @@ class Update(eqx.Module):
 
 
 class StepNoise(NamedTuple):
-    """What steps draw, with groups and runs on the last axes: `fixed` N_T (.., k, BM, g, runs),
+    """Random numbers of steps, groups and runs on the last axes: `fixed` N_T (.., k, BM, g, runs),
     `moving` N_Z (.., n, BM, g, runs), `label` (.., noise, B, runs), and of Bartlett's A the
     `normals` below its diagonal, row by row, and the `chi_square` on it (.., g, runs)."""
 
@@ -91,7 +91,7 @@ class StepNoise(NamedTuple):
 
 
 class ChainState(eqx.Module):
-    """Runs on their way: where they are, the steps taken (runs,), the step of the first passage of
+    """State of all runs: coordinates, the steps taken (runs,), the step of the first passage of
     the level (.., runs), inf before it, and a `Result` code (runs,), `RUNNING` where a run goes
     on."""
 
@@ -119,7 +119,7 @@ class OverlapChain(AbstractSolver[ChainState]):
 
     @classmethod
     def of(cls, update: Update, dimension: int, steps: int, start: Coordinates) -> OverlapChain:
-        """The chain of so many steps."""
+        """Build the chain of so many steps."""
         pair = update.pair
         tokens = update.batch * pair.tokens
         # what lies outside of the span of all rows has D - k - n dimensions
@@ -139,7 +139,7 @@ class OverlapChain(AbstractSolver[ChainState]):
 
     @property
     def below_diagonal(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the normals of A stand: rows and columns below its diagonal."""
+        """Indices of A below its diagonal (rows, columns), in the order of `StepNoise.normals`."""
         rows, columns = self.A_shape
         return np.tril_indices(rows, -1, columns)
 
@@ -155,13 +155,13 @@ class OverlapChain(AbstractSolver[ChainState]):
 
     @property
     def size(self) -> int:
-        """How many normals a step of a run needs."""
+        """Number of normals that a step of a run needs."""
         return sum(map(math.prod, self.shapes))
 
     @property
     def block(self) -> int:
-        """Steps whose numbers are drawn at once."""
-        return int(np.clip(2 ** int(np.log2(_NUMBERS / self.size + 1e-9)), 1, _STEPS))
+        """Number of steps whose normals are drawn at once."""
+        return int(np.clip(2 ** int(np.log2(_NUMBERS / self.size + 1e-9)), 1, _BLOCK_STEPS))
 
     def draw(self, key: PRNGKeyArray, index: Array) -> Array:
         """The standard normals (block, ..) of the steps of one block of one run."""
@@ -170,7 +170,7 @@ class OverlapChain(AbstractSolver[ChainState]):
         return jax.random.normal(jax.random.fold_in(key, index), shape, self.dimension.dtype)
 
     def split_noise(self, normals: Array) -> StepNoise:
-        """The numbers of a block (block, .., runs), in their places."""
+        """Split the normals of a block (block, .., runs) by purpose."""
         parts = jnp.split(normals, np.cumsum([math.prod(s) for s in self.shapes])[:-1], axis=1)
         lead, runs = len(normals), normals.shape[-1]
         fixed, moving, label, below, proposals = (
@@ -184,7 +184,7 @@ class OverlapChain(AbstractSolver[ChainState]):
     # One step
 
     def move_rows(self, along: Array, across: Array, noise: StepNoise) -> tuple[Array, Array]:
-        """One step of all runs (module docstring): Y and Z."""
+        """Move all rows by one step (module docstring); return Y and Z."""
         update = self.update
         pair = update.pair
         P = pair.rows
@@ -257,11 +257,11 @@ class OverlapChain(AbstractSolver[ChainState]):
         return ChainState(along, across, steps, reached, result)
 
     def has_met_target(self, values: Array) -> Array:
-        """Whether runs have all the agreement that stops them (runs,)."""
+        """True for runs whose every agreement is at least `stop` (runs,)."""
         return jnp.all(values.reshape(-1, values.shape[-1]) >= self.update.stop, axis=0)
 
     def init(self) -> ChainState:
-        """Runs at the start."""
+        """Return the state of runs at the start."""
         start = self.start
         values = self.update.agreement(start)
         runs = values.shape[-1]
@@ -287,8 +287,8 @@ class OverlapChain(AbstractSolver[ChainState]):
 
 
 class BlockSolver(AbstractSolver[Run[ChainState]]):
-    """Block after block, each with random numbers of its own: a step of this solver is a block,
-    and its state the run so far."""
+    """Solver whose step is a block of steps of the chain, with random numbers of its own; its state
+    is the run so far."""
 
     chain: OverlapChain
     keys: PRNGKeyArray

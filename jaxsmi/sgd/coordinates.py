@@ -36,7 +36,7 @@ from jaxsmi.numerics.linear_algebra import triangular_root
 
 
 class Coordinates(eqx.Module):
-    """Rows in coordinates (module docstring); `groups` g of rows share T and nothing else.
+    """Coordinates of rows (module docstring); `groups` g of rows share T and nothing else.
 
     Attributes:
         frame: L (k, k, runs).
@@ -96,7 +96,7 @@ def coordinates_of(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
 
 
 def coordinates_at(pair: TeacherStudent, frame: Array, M: Array, Q: Array) -> Coordinates:
-    """Rows of overlaps M (g P, k) and Q (g P, g P), without an axis of runs."""
+    """Coordinates of rows with overlaps M (g P, k) and Q (g P, g P), without an axis of runs."""
     split = M.reshape(pair.groups, pair.rows, pair.fixed)
     blocks = Q.reshape(pair.groups, pair.rows, pair.groups, pair.rows)
     # rows of different groups see different tokens: nothing depends on their overlap
@@ -111,7 +111,7 @@ def fields_of(rows: Array, tokens: Array) -> Array:
 
 
 def add_means(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
-    """N_T + U (k, BM, g, runs): tokens with their means, along the fixed rows."""
+    """Add the means U of the tokens to N_T along the fixed rows (k, BM, g, runs)."""
     if not pair.directions:
         return fixed
     # in these coordinates a direction of the inputs is a row of L, as the teacher's are
@@ -134,7 +134,7 @@ def slopes(pair: TeacherStudent, teacher_fields: Array, fields: Array, label: Ar
 
 # Up to so many rows the steps of `factor` are unrolled, and XLA fuses them into one pass over the
 # runs; more of them it would repeat for every entry. Empirical, at 1000 runs.
-_UNROLLED = 3
+_MAX_UNROLLED = 3
 
 
 def factor(matrix: Array) -> Array:
@@ -158,7 +158,7 @@ def factor(matrix: Array) -> Array:
         return rest, Lambda.at[:, i].set(column)
 
     state = matrix, jnp.zeros((n, n, *matrix.shape[2:]), matrix.dtype)
-    if n > _UNROLLED:
+    if n > _MAX_UNROLLED:
         return lax.fori_loop(0, n, step, state)[1]
     for i in range(n):
         state = step(i, state)

@@ -40,16 +40,16 @@ from jaxsmi.sgd.sample_averages import sizes_of
 
 # The highest total order, by the number of fields: on grids what takes seconds, on nets what has no
 # more than 1000 multi-indices (10 000 on request), and never above eight.
-_DEGREES = {1: 12, 2: 12, 3: 8, 4: 6}
-_USUAL_INDICES, _MOST_INDICES, _HIGHEST = 1000, 10_000, 8
+_DEFAULT_ORDERS = {1: 12, 2: 12, 3: 8, 4: 6}
+_DEFAULT_INDICES, _MAX_INDICES, _MAX_NET_ORDER = 1000, 10_000, 8
 _NETS = 32
 _POINTS = 2**16  # of all nets
-_CHUNK = 2**10  # points whose Hermite polynomials lie in memory together
-_RISK = 1e-3  # of one coefficient or more that is zero and taken for one that is not
-_SURE = 3.0  # differences of two grids: the error of the better one is smaller by far
-_DIRECTIONS = 6  # t of e^{i t·y}: an accidental zero along all of them has probability zero
+_CHUNK_POINTS = 2**10  # points whose Hermite polynomials lie in memory together
+_ERROR_RATE = 1e-3  # of one coefficient or more that is zero and taken for one that is not
+_GRID_SIGMAS = 3.0  # differences of two grids: the error of the better one is smaller by far
+_LABEL_DIRECTIONS = 6  # t of e^{i t·y}: an accidental zero along all of them has probability zero
 _FUNCTION = "a JAX function of the fields (L,)"
-_CONSTANT = 1e-12  # of the second moment: a function without variance, but for rounding
+_CONSTANT_VARIANCE = 1e-12  # of the second moment: a function without variance, but for rounding
 
 _Function = Callable[[Array], Array]
 
@@ -91,10 +91,10 @@ class Expansion(NamedTuple):
     """Hermite coefficients with errors.
 
     Attributes:
-        orders: Multi-indices (n, L), that of the mean first.
-        per_net: The coefficients by net, or of two grids (R, n, k).
+        orders: Multi-indices (n, L), the mean's (zero) first.
+        per_net: Coefficients of each net, or of two grids (R, n, k).
         moment: E‖f‖².
-        sampled: By nets.
+        sampled: True if the coefficients are averages over nets, False if integrals on two grids.
     """
 
     orders: np.ndarray
@@ -121,21 +121,21 @@ class Expansion(NamedTuple):
 
     @property
     def width(self) -> float:
-        """Standard errors above which a coefficient is not zero."""
+        """Number of standard errors above which a coefficient counts as not zero."""
         if not self.sampled:
-            return _SURE
+            return _GRID_SIGMAS
         from scipy.special import stdtrit  # here: importing it takes longer than the quantile
 
-        return float(-stdtrit(len(self.per_net) - 1, 0.5 * _RISK / max(self.value.size, 1)))
+        return float(-stdtrit(len(self.per_net) - 1, 0.5 * _ERROR_RATE / max(self.value.size, 1)))
 
-    def large(self, tolerance: float) -> np.ndarray:
-        """Entries (n, k) above a part of the variance."""
+    def is_large(self, tolerance: float) -> np.ndarray:
+        """Mask (n, k) of squared coefficients above a part of the variance."""
         return self.value**2 > tolerance * self.variance
 
-    def sure(self, tolerance: float) -> np.ndarray:
-        """Multi-indices (n,) that are not zero, and above a part of the variance."""
+    def is_nonzero(self, tolerance: float) -> np.ndarray:
+        """Mask (n,) of coefficients that are not zero, and above a part of the variance."""
         certain = np.abs(self.value) > self.width * self.stderr
-        sure = np.any(certain & self.large(tolerance), axis=1)
+        sure = np.any(certain & self.is_large(tolerance), axis=1)
         # the mean is no exponent, however large
         sure[0] = False
         return sure
@@ -157,7 +157,7 @@ def exponents(
     key: PRNGKeyArray | None = None,
     averages: Averages | None = None,
 ) -> Exponents:
-    r"""Information or generative exponent of a link, and the leaps of its rows one by one.
+    r"""Find the information or generative exponent of a link, and the leaps of its rows.
 
         information: least |n| >= 1 with E[y h_n(z)] != 0;   generative: with E[h_n(z)|y] != 0
 
@@ -207,10 +207,10 @@ def exponents(
     part = float(validate.number("tolerance", tolerance, POSITIVE))
     key = jax.random.key(0) if key is None else validate.key("key", key)
     sizes = sizes_of(averages, _POINTS, _NETS)
-    usual = _DEGREES.get(L) or _affordable(L, _USUAL_INDICES)
+    usual = _DEFAULT_ORDERS.get(L) or _max_order(L, _DEFAULT_INDICES)
     check(usual > 0, "model", f"{L} fields", "a link of fewer fields")
     highest = validate.count("degree", usual if degree is None else degree)
-    most = np.inf if L <= MAX_TOKENS else _affordable(L, _MOST_INDICES)
+    most = np.inf if L <= MAX_TOKENS else _max_order(L, _MAX_INDICES)
     check(highest <= most, "degree", highest, f"1 to {most}, of {L} fields")
     if flag:
         link, key = _functions_of(link, L), jax.random.fold_in(key, 1)
@@ -233,16 +233,16 @@ def _exponents(
 ) -> Exponents:
     levels, errors = _levels(g, g)
     # before any test of coefficients: all of them are rounding of a constant
-    if g.variance <= _CONSTANT * g.moment:
+    if g.variance <= _CONSTANT_VARIANCE * g.moment:
         return Exponents((), False, "constant", levels, errors, 0.0, None)
-    sure = g.sure(tolerance)
+    sure = g.is_nonzero(tolerance)
     totals = g.orders.sum(axis=1)
     below = (totals < min(totals[sure], default=np.inf)) & (totals > 0)
     hidden = tolerance**0.5
     if g.sampled:
         hidden = float(np.max(g.hidden(), where=below, initial=0.0))
     # grids converge: a coefficient that is large and not certain hides an order; nets say how much
-    elif np.any(np.any(g.large(tolerance), axis=1) & below):
+    elif np.any(np.any(g.is_large(tolerance), axis=1) & below):
         sure = np.zeros_like(sure)
     steps, complete = _leaps(g.orders[sure], rows, tokens)
     status = "found" if steps else "undetermined"
@@ -255,9 +255,8 @@ def _relative(g: Expansion, F: Expansion, tolerance: float) -> int | None:
     products, errors = _levels(g, F)
     size = np.sqrt(g.variance * max(F.moment, 1e-300))
     # five standard errors; on grids rounding of both factors, 1e-5 of the amplitude that counts
-    least = (
-        5.0 * errors if g.sampled else np.maximum(np.sqrt(tolerance) * 1e-5 * size, _SURE * errors)
-    )
+    rounding = np.maximum(np.sqrt(tolerance) * 1e-5 * size, _GRID_SIGMAS * errors)
+    least = 5.0 * errors if g.sampled else rounding
     return next((k for k in range(1, len(products)) if abs(products[k]) > least[k]), None)
 
 
@@ -300,10 +299,10 @@ def _functions_of(link: _Function, length: int) -> _Function:
     points = jnp.asarray(np.random.default_rng(0).standard_normal((256, length)))
     labels = jax.vmap(lambda z: jnp.ravel(link(z)))(points)
     scale = jnp.maximum(jnp.std(labels, axis=0), 1e-12)
-    t = np.random.default_rng(1).standard_normal((_DIRECTIONS, labels.shape[1]))
+    t = np.random.default_rng(1).standard_normal((_LABEL_DIRECTIONS, labels.shape[1]))
     t = jnp.asarray(t / np.linalg.norm(t, axis=1, keepdims=True))
     # phases of 0.3 to 3 deviations: small ones are the label itself, large ones oscillate on a grid
-    sizes = jnp.asarray(np.geomspace(0.3, 3.0, _DIRECTIONS))
+    sizes = jnp.asarray(np.geomspace(0.3, 3.0, _LABEL_DIRECTIONS))
 
     def function(z: Array) -> Array:
         phase = sizes * (t @ (jnp.ravel(link(z)) / scale))
@@ -334,9 +333,9 @@ def _leaps(
 # Coefficients with errors
 
 
-def _affordable(length: int, most: int) -> int:
-    """The highest total order of which L fields have so many multi-indices, 0 if not the first."""
-    orders = [d for d in range(1, _HIGHEST + 1) if comb(length + d, d) <= most]
+def _max_order(length: int, most: int) -> int:
+    """Highest total order with at most so many multi-indices of L fields; 0: the first has more."""
+    orders = [d for d in range(1, _MAX_NET_ORDER + 1) if comb(length + d, d) <= most]
     return max(orders, default=0)
 
 
@@ -383,7 +382,7 @@ def _means(
     """Means over each net (R, n, k), and of the squared norm over all."""
     size, nets, length = sizes
     points = randomised_gaussians(key, size, nets, length)
-    chunk = min(size, _CHUNK)
+    chunk = min(size, _CHUNK_POINTS)
 
     def part(z: Array) -> tuple[Array, Array]:
         values = jax.vmap(lambda x: jnp.ravel(function(x)))(z)

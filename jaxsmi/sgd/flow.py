@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     import diffrax  # importing it takes a second: it is imported where a flow is solved
 
 
-_USUAL = 2**15, 8  # points of all nets, and nets: error bars of 1e-3 of two layers at κ = 0.2
+# points of all nets, and nets: error bars of 1e-3 of two layers at κ = 0.2
+_SIZES = 2**15, 8
 _RTOL, _MAX_STEPS = 1e-7, 4096
-_LONGEST = 1e4  # time at which a recovery is given up: rates of escape are above 1e-3
+_MAX_TIME = 1e4  # time at which a recovery is given up: rates of escape are above 1e-3
 
 
 class FlowRecords(NamedTuple):
@@ -112,7 +113,7 @@ def velocity(
 
 
 class _FlowEquation(eqx.Module):
-    """The differential equation from one place at one learning rate, and how it is solved."""
+    """Differential equation from one start at one learning rate, and settings of its solver."""
 
     setting: SgdSetting
     kappa: Array
@@ -133,7 +134,7 @@ class _FlowEquation(eqx.Module):
         averages: Averages | None,
         iteration: Iteration | None,
     ) -> _FlowEquation:
-        """The equation of a call, its arguments validated."""
+        """Validate the arguments of a call."""
         rule = Rule.of(rate)
         check(rule.rate.ndim == 0, "rate", rule.rate, "one number")
         allowed = "a smi.Iteration of max_steps and tolerance alone"
@@ -141,7 +142,7 @@ class _FlowEquation(eqx.Module):
         unused = iteration.damping is None and iteration.newton is None
         check(unused, "iteration", iteration, allowed)
         loss = rule.gradient.loss
-        setting = SgdSetting.of(model, start, student, loss, key, averages, _USUAL, coarse=True)
+        setting = SgdSetting.of(model, start, student, loss, key, averages, _SIZES, coarse=True)
         # a flow at rest would integrate to its last time, and return the start
         check_moving(setting.pair, setting.overlaps.M)
         # momentum multiplies steps by 1/(1 - β) for slow overlaps, decay as well as learning
@@ -170,7 +171,7 @@ class _FlowEquation(eqx.Module):
         saveat: diffrax.SaveAt,
         event: diffrax.Event | None = None,
     ) -> diffrax.Solution:
-        """From the start at t = 0 to `last`, or to an event, with the averages of one net."""
+        """Integrate from t = 0 to `last`, or to an event, with the averages of one net."""
         import diffrax
 
         # a NaN would take all steps: the answer is masked by its validity instead
@@ -209,7 +210,7 @@ def flow(
     averages: Averages | None = None,
     iteration: Iteration | None = None,
 ) -> Flow:
-    r"""Overlaps of online SGD against time in the limit of many dimensions, D → ∞ at fixed κ.
+    r"""Integrate the overlaps of online SGD over time, in the limit D → ∞ at fixed κ.
 
         dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ N_s - 2 λ_t Q,   t = κ α,   α = N/D
         one direction on the sphere:  dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) N_s(v) v,   t = γ τ/d
@@ -220,7 +221,7 @@ def flow(
             m or (m, e_1, .., e_K), of an untied network m_1, .., m_L; or an `Initial` that has a
             Gram matrix of the teacher, too.
         times: Times t of the records (T,), increasing, >= 0.
-        rate: κ, the learning rate for each sample, a number >= 0; or a `Rule`, whose κ it is.
+        rate: κ, the learning rate for each sample, a number >= 0; or a `Rule`.
             Default 0, gradient flow.
         student: Another index model of as many tokens. Default: the model.
         key: A random key, for averages that are sampled (the same points at all times): those of
@@ -283,7 +284,7 @@ def recovery_time(
     averages: Averages | None = None,
     iteration: Iteration | None = None,
 ) -> Estimate:
-    r"""Time t = κ α of weak recovery in the limit of many dimensions.
+    r"""Compute the time t = κ α of weak recovery in the limit of many dimensions.
 
         t_p = min{t: cosine_p(t) >= level},   of one direction on the sphere ‖(m, e)(t)‖ >= η
 
@@ -316,7 +317,7 @@ def recovery_time(
         0.437063
 
     Cost:
-        That of `flow`, for each index.
+        One `flow` for each index.
 
     Source:
         [theory: online-sgd, Eq. (32)].
@@ -333,7 +334,7 @@ def recovery_time(
 
 @eqx.filter_jit
 def _trajectories(equation: _FlowEquation, times: Array) -> tuple[FlowRecords, Array]:
-    """Records of each net, and whether all times were reached."""
+    """Records of each net, and True where all its times were reached."""
     import diffrax
 
     def one(averages: AbstractAverages) -> tuple[FlowRecords, Array]:
@@ -352,12 +353,12 @@ def _trajectories(equation: _FlowEquation, times: Array) -> tuple[FlowRecords, A
 
 @eqx.filter_jit
 def _passages(equation: _FlowEquation, level: Array) -> tuple[Array, Array]:
-    """Times (nets, n) at which each cosine has the level (inf: never), and whether they are
+    """Times (nets, n) at which each cosine has the level (inf: never), and True where they are
     known."""
     import diffrax
     import optimistix
 
-    last = jnp.asarray(_LONGEST)
+    last = jnp.asarray(_MAX_TIME)
     sizes = lambda x: jnp.atleast_1d(equation.agreement(x))
     first = sizes(equation.setting.overlaps) >= level
 

@@ -24,18 +24,18 @@ from jaxsmi.numerics.quadrature import hermite, hermite_polynomials, legendre
 
 # Step and half width by the number of tokens: errors of 1e-13 for one and two, 1e-10 for three and
 # 1e-8 for four tokens of softmax attention, whose table fits into memory.
-_STEPS = {1: 0.05, 2: 0.1, 3: 0.2, 4: 0.3}
-_WIDTHS = {1: 10.0, 2: 10.0, 3: 8.0, 4: 9.0}
-_COARSE = 0.2, 8.0  # errors of 1e-10, for integrals that are taken thousands of times
+_GRID_STEPS = {1: 0.05, 2: 0.1, 3: 0.2, 4: 0.3}
+_GRID_WIDTHS = {1: 10.0, 2: 10.0, 3: 8.0, 4: 9.0}
+_COARSE_GRID = 0.2, 8.0  # errors of 1e-10, for integrals that are taken thousands of times
 
 # The trapezoidal sum over a Gaussian of width s is wrong by exp(-2π² s²/h²), and its second
 # derivative in m by (4π s/h²)² times that: below 1e-14 where s is 1.6 steps.
-_NARROW = 1.6
+_MIN_WIDTH = 1.6
 # Gauss-Hermite nodes of each token where the kernel is narrower, by the share of that width up to
 # which they serve: f is smooth on this scale (errors of 1e-12). At s = 0 there is no noise.
-_INNER = ((1.0, 8), (0.25, 4), (0.0, 1))
+_NARROW_RULES = ((1.0, 8), (0.25, 4), (0.0, 1))
 
-MAX_TOKENS = max(_STEPS)
+MAX_TOKENS = max(_GRID_STEPS)
 
 _Function = Callable[[Array], Array]
 
@@ -51,9 +51,9 @@ class TokenGrid(NamedTuple):
     def of(cls, length: int, reach: float = 0.0, shift: float = 0.0, coarse: bool = False) -> Self:
         """The grid of L tokens; `reach` is the largest distance of a field's mean from zero,
         `shift` moves the grid by a part of its step."""
-        step, width = _STEPS[length], _WIDTHS[length]
+        step, width = _GRID_STEPS[length], _GRID_WIDTHS[length]
         if coarse:
-            step, width = max(step, _COARSE[0]), _COARSE[1]
+            step, width = max(step, _COARSE_GRID[0]), _COARSE_GRID[1]
         half = round((width + float(np.ceil(5 * max(reach - 1.0, 0.0))) / 5) / step)
         nodes = step * (np.arange(-half, half + 1) + shift)
         return cls(nodes, step, step * np.exp(-0.5 * nodes**2) / np.sqrt(2 * np.pi))
@@ -116,7 +116,7 @@ def correlation(
         G = G * weights.reshape(-1, *(1,) * (L - axis))
     # at |m| = 1 zero up to rounding, with the derivative -2m that clipping would halve
     variance = 1.0 - m**2 - lax.stop_gradient(jnp.minimum(1.0 - m**2, 0.0))
-    limit = (_NARROW * step) ** 2
+    limit = (_MIN_WIDTH * step) ** 2
     narrow = variance < limit
 
     def smoothed() -> Array:
@@ -133,9 +133,9 @@ def correlation(
         # the noise is averaged at each node, where a kernel narrower than a step would miss it
         return lambda: jnp.sum(G * tabulate(average, teacher_nodes, L))
 
-    shares = np.array([share for share, _ in _INNER])
+    shares = np.array([share for share, _ in _NARROW_RULES])
     case = jnp.sum(variance <= jnp.asarray(shares**2) * limit)
-    value = lax.switch(case, [smoothed, *(summed(count) for _, count in _INNER)])
+    value = lax.switch(case, [smoothed, *(summed(count) for _, count in _NARROW_RULES)])
     return jnp.where(jnp.abs(m) <= 1.0, value, jnp.nan)
 
 
@@ -201,16 +201,16 @@ def _noise_average_jvp(
 
 
 _HALF_WIDTH = 13.0  # of the integrals over one number: a Gaussian has 1e-38 of its mass outside
-_NODES = 200  # Gauss-Legendre on each half: errors of 1e-14 for ReLU and erf
+_LEGENDRE_NODES = 200  # Gauss-Legendre on each half: errors of 1e-14 for ReLU and erf
 # Of a divergent second moment most lies in the last twentieth of a grid, which holds 1e-12 of a
 # Gaussian; a thousandth there distinguishes the two.
-_CORE, _TAIL_SHARE = 0.95, 1e-3
+_CORE_SHARE, _TAIL_SHARE = 0.95, 1e-3
 
 
 def coefficients(
     function: Callable[[Array], Array], length: int, degree: int, shift: float = 0.0
 ) -> Array:
-    r"""Hermite coefficients of a function of the fields.
+    r"""Compute the Hermite coefficients of a function of the fields.
 
         ĝ_n = E[g(ξ) h_n(ξ)],   h_n orthonormal under N(0, I_L)
 
@@ -255,7 +255,7 @@ def coefficients(
 
 @functools.singledispatch
 def terms(function: Callable[[Array], Array]) -> dict[tuple[int, ...], Array] | None:
-    """Coefficients by multi-indices of a function that is a finite series; None: it is none."""
+    """Coefficients by multi-index of a function that is a finite series; None for another one."""
 
 
 @terms.register
@@ -265,7 +265,7 @@ def _(function: HermiteSeries) -> dict[tuple[int, ...], Array]:
 
 @functools.singledispatch
 def _closed_form(function: Callable[[Array], Array], length: int, degree: int) -> Array | None:
-    """Coefficients without integrals over the fields; None: there are none."""
+    """Coefficients in closed form, or None."""
 
 
 @_closed_form.register
@@ -309,7 +309,7 @@ def second_moment(function: Callable[[Array], Array], length: int) -> float:
     if series is not None:
         return float(sum(jnp.sum(x**2) for x in series.values()))
     grid = TokenGrid.of(length)
-    inner = np.where(np.abs(grid.nodes) <= _CORE * grid.nodes[-1], grid.weights, 0.0)
+    inner = np.where(np.abs(grid.nodes) <= _CORE_SHARE * grid.nodes[-1], grid.weights, 0.0)
     whole, part = (
         float(jnp.ravel(_projections(square(function), grid.nodes, weights, length, 0))[0])
         for weights in (grid.weights, inner)
@@ -332,7 +332,7 @@ def _projections(
 def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:
     """c_k = E σ(N) h_k(N) for k <= degree: Gauss-Legendre on either side of a kink at zero."""
     half = 0.5 * _HALF_WIDTH
-    x, w = legendre(_NODES)
+    x, w = legendre(_LEGENDRE_NODES)
     # split at zero, where ReLU and its kin have their kink
     x = np.concatenate([half * (x - 1.0), half * (x + 1.0)])
     weights = np.tile(half * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)

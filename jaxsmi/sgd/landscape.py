@@ -37,9 +37,9 @@ from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_m
 from jaxsmi.sgd.problem import Initial, check_gradient, check_noiseless, is_even, pair_of
 from jaxsmi.sgd.sample_averages import GradientMoments, SgdSetting, net_averages, sizes_of, spread
 
-_USUAL = 2**18, 16  # points of all nets, and nets: errors of 1e-4 of the risk of attention
-_ROUNDING = 1e3  # machine epsilons of the risk: a sum over 1e4 nodes loses less
-_DIRECTIONS = 4096  # random ones for the escape: within 2 degrees of any in three dimensions
+_SIZES = 2**18, 16  # points of all nets, and nets: errors of 1e-4 of the risk of attention
+_RISK_ROUNDING = 1e3  # machine epsilons of the risk: a sum over 1e4 nodes loses less
+_RANDOM_RAYS = 4096  # random ones for the escape: within 2 degrees of any in three dimensions
 
 
 def risk(
@@ -51,7 +51,7 @@ def risk(
     key: PRNGKeyArray | None = None,
     averages: Averages | None = None,
 ) -> Estimate:
-    r"""Population risk, differentiable in the overlaps and in the model's numbers.
+    r"""Compute the population risk, differentiable in the overlaps and in the model's numbers.
 
         R(m, e) = c E‖g(z*) - F(z)‖²,   z = C e + m z* + √(1 - m²) ξ
         index models:  R(M, Q) = E ℓ(link(z), y), with the noise of labels
@@ -91,7 +91,7 @@ def risk(
     Source:
         [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
     """
-    setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _USUAL)
+    setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _SIZES)
     values, rounding = _risk(setting)
     exists = setting.averages.exists()
     check(exists, "target", "a function without a second moment", "one that has it")
@@ -113,7 +113,7 @@ def averages(
     key: PRNGKeyArray | None = None,
     averages: Averages | None = None,
 ) -> tuple[GradientMoments, GradientMoments]:
-    r"""Averages over a fresh sample at overlaps: the terms of the flow, and of its variants.
+    r"""Average over a fresh sample at overlaps: the terms of the flow, and of its variants.
 
         A_T = E[s hᵀ],   A_Z = E[s zᵀ],   N_s = E[s sᵀ],   R = E ℓ,   s = ∂ℓ/∂z
 
@@ -152,7 +152,7 @@ def averages(
     Source:
         [theory: online-sgd, Eqs. (13), (14), (17), (63)].
     """
-    setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _USUAL)
+    setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _SIZES)
     found = _averages(setting)
     mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), found)
     return mean, jax.tree.map(spread, found)
@@ -171,7 +171,7 @@ def hessian(
     key: PRNGKeyArray | None = None,
     averages: Averages | None = None,
 ) -> Array:
-    r"""Hessian of the population risk of one direction in its overlaps, by differentiation.
+    r"""Differentiate the population risk of one direction twice in its overlaps.
 
         ∂²R/∂v_i ∂v_j,   v = (m, e_1..e_K), of an untied network (m_1..m_L)
 
@@ -199,7 +199,7 @@ def hessian(
     Source:
         [theory: online-sgd, Eqs. (12), (24)].
     """
-    setting = SgdSetting.of(model, overlaps, None, None, key, averages, _USUAL)
+    setting = SgdSetting.of(model, overlaps, None, None, key, averages, _SIZES)
     check(setting.pair.spherical, "model", model, "a SequenceSingleIndex")
     return _hessian(setting)
 
@@ -221,7 +221,7 @@ class Flatness(NamedTuple):
     Attributes:
         order: κ, the lowest order of the risk's series at the origin (inf: none up to the order
             of the call).
-        escape: κ_esc, that of a term by which some direction goes down (inf: none).
+        escape: κ_esc, the order of a term by which some direction goes down (inf: none).
         direction: The direction (1 + K,) in (m, e) in which that term is steepest; NaN where there
             is none.
         series: The Taylor coefficients of the risk by exponents of (m, e_1..e_K), from order one
@@ -235,7 +235,7 @@ class Flatness(NamedTuple):
 
 
 def flatness(model: AbstractTeacher, order: int = 6, tolerance: float = 1e-10) -> Flatness:
-    r"""Taylor series of the risk at the origin, and the order by which SGD escapes from there.
+    r"""Expand the risk at the origin, and find the order by which SGD escapes from there.
 
         κ = min{k >= 1: ∇^k R(0, 0) != 0}
         κ_esc = min{k: the leading term of R along some direction has order k and is negative}
@@ -279,7 +279,7 @@ def flatness(model: AbstractTeacher, order: int = 6, tolerance: float = 1e-10) -
     order = validate.count("order", order)
     part = float(validate.number("tolerance", tolerance, POSITIVE))
     # rounding of the coefficients of an integral, in the precision of the moment
-    part = max(part, _ROUNDING * float(jnp.finfo(theory_dtype()).eps))
+    part = max(part, _RISK_ROUNDING * float(jnp.finfo(theory_dtype()).eps))
     moments = [second_moment(f, pair.tokens) for f in (loss.target, loss.student)]
     small = part * float(loss.factor) * sum(moments)
     series = _series(loss, np.asarray(pair.encoding, float), order)
@@ -337,7 +337,7 @@ def _rays(series: dict[tuple[int, ...], float], size: int, small: float) -> np.n
     null = axes[:, np.abs(curvature) <= small]
     inside = null if null.shape[1] else axes
     # a fixed seed: the same model has the same answer
-    normal = np.random.default_rng(0).standard_normal((_DIRECTIONS, inside.shape[1]))
+    normal = np.random.default_rng(0).standard_normal((_RANDOM_RAYS, inside.shape[1]))
     pairs = [s * a + b for a, b in itertools.combinations(np.eye(size), 2) for s in (1, -1)]
     sums = np.reshape(pairs, (-1, size))
     # a quartic that is negative between two axes alone escapes their sums only
@@ -346,10 +346,10 @@ def _rays(series: dict[tuple[int, ...], float], size: int, small: float) -> np.n
     return rays / np.linalg.norm(rays, axis=1, keepdims=True)
 
 
-_USUAL_RATES = 2**19, 8  # points of all nets, and nets: Λ of two layers to 1 %
-_USUAL_RECOVERY = 2**17, 8
-_DIAGONAL = 1e-9  # of correlations that count as zero
-_AXIS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
+_RATES_SIZES = 2**19, 8  # points of all nets, and nets: Λ of two layers to 1 %
+_RECOVERY_SIZES = 2**17, 8
+_ZERO_CORRELATION = 1e-9  # of correlations that count as zero
+_MIN_AXIS_POINTS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
 
 
 class RatesErrors(NamedTuple):
@@ -416,7 +416,7 @@ def rates(
     student: AbstractTeacher | None = None,
     averages: Averages | None = None,
 ) -> Rates:
-    r"""How fast online SGD leaves the unlearned state M = 0, row by row: the order of learning.
+    r"""Compute how fast online SGD leaves the unlearned state M = 0, row by row.
 
         dM_pq/dα = κ (Λ_pq - H_p) M_pq,   cosines: κ Λ_pq - (κ²/2) E|s_p|²/Q_pp
 
@@ -455,9 +455,9 @@ def rates(
     check(not pair.directions, "model", title(teacher), allowed)
     learner = validate.instance("student", student or model, IndexModel, allowed)
     key = validate.key("key", key)
-    size, nets = sizes_of(averages, *_USUAL_RATES)
+    size, nets = sizes_of(averages, *_RATES_SIZES)
     diagonal = lambda x: (
-        jnp.max(jnp.abs(x - jnp.diag(jnp.diagonal(x)))) <= _DIAGONAL * jnp.max(jnp.abs(x))
+        jnp.max(jnp.abs(x - jnp.diag(jnp.diagonal(x)))) <= _ZERO_CORRELATION * jnp.max(jnp.abs(x))
     )
     independent = diagonal(pair.gram)
     check(independent, "model", title(teacher), "one whose prior has independent rows")
@@ -527,8 +527,8 @@ def _curvatures(model: IndexModel, Q: Array, key: PRNGKeyArray, size: int, nets:
 
 
 def _fields(Q: Array, tokens: int, key: PRNGKeyArray, size: int, nets: int) -> tuple[Array, Array]:
-    """Points z ~ N(0, Q) of each net (nets, n, P, tokens), and their weights."""
-    position, weight = gaussian_points(key, size, nets, len(Q) * tokens, _AXIS)
+    """Draw points z ~ N(0, Q) of each net (nets, n, P, tokens), and their weights."""
+    position, weight = gaussian_points(key, size, nets, len(Q) * tokens, _MIN_AXIS_POINTS)
     normals = position.reshape(nets, -1, len(Q), tokens)
     return jnp.einsum("pq,rnqm->rnpm", sqrt_psd(Q), normals), weight
 
@@ -539,8 +539,8 @@ def maximal_rate(
     key: PRNGKeyArray | None = None,
     averages: Averages | None = None,
 ) -> Estimate:
-    r"""Largest learning rate: of perfect recovery; of one direction on the sphere, of leaving the
-    origin.
+    r"""Compute the largest learning rate of perfect recovery; of one direction on the sphere, the
+    largest at which it leaves the origin.
 
         index models     κ_max = 1/(2 λ): above, the error of noiseless labels never vanishes
         one direction    γ_max = 2 |λ_min(∇²R(0))|/N_s(0), of an untied network with N_s/L
@@ -582,12 +582,12 @@ def maximal_rate(
     pair = pair_of(model)
     # on the sphere recovery is no fixed point of the noise: what counts is to leave the origin
     if pair.spherical:
-        setting = SgdSetting.of(model, 0.0, None, None, key, averages, _USUAL)
+        setting = SgdSetting.of(model, 0.0, None, None, key, averages, _SIZES)
         lowest = jnp.linalg.eigvalsh(_hessian(setting))[0]
         noise = jnp.mean(_averages(setting).square, axis=0)[0, 0]
         return Estimate(jnp.maximum(-2.0 * lowest, 0.0) / noise, jnp.zeros(()))
     key = validate.key("key", key)
-    size, nets = sizes_of(averages, *_USUAL_RECOVERY)
+    size, nets = sizes_of(averages, *_RECOVERY_SIZES)
     check_noiseless(pair)
     check_gradient(pair)
     values = _recovery_rates(pair, key, size, nets)

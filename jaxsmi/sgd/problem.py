@@ -25,8 +25,9 @@ _MODEL = (
     "infinitely many overlaps: smi.train(model, smi.Stream(model, teacher), ..))"
 )
 # Overlaps of a user come from averages or other runs: symmetric and positive to single precision.
-_ROUNDING = 1e-9
-_EXACT = 1e-12  # a Gram matrix of the teacher is written down, or computed in double precision
+_OVERLAP_ROUNDING = 1e-9
+# a Gram matrix of the teacher is written down, or computed in double precision
+_GRAM_ROUNDING = 1e-12
 
 
 class Overlaps(NamedTuple):
@@ -43,12 +44,12 @@ class Overlaps(NamedTuple):
         frame = triangular_root(gram)
         Y, _ = coordinates_of(frame, M, Q)
         size = 1.0 + jnp.max(jnp.abs(M))
-        inside = jnp.max(jnp.abs(Y @ frame.T - M)) <= _ROUNDING * size
+        inside = jnp.max(jnp.abs(Y @ frame.T - M)) <= _OVERLAP_ROUNDING * size
         check(inside, "M", M, "overlaps in the range of the teacher's Gram matrix")
         # rows of different groups see different tokens: nothing depends on their overlap
         blocks = np.kron(np.eye(pair.groups), np.ones((pair.rows, pair.rows)))
         rest = jnp.linalg.eigvalsh(symmetric((Q - Y @ Y.T) * blocks))[0]
-        definite = rest >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
+        definite = rest >= -_OVERLAP_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
         shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
         sphere = "m² + ‖e‖² <= 1" if pair.tied else "|m_l| <= 1"
         allowed = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
@@ -108,7 +109,7 @@ class Rule(eqx.Module):
 
     @classmethod
     def of(cls, rate: ArrayLike | Rule) -> Rule:
-        """A rule, or that of a plain learning rate."""
+        """Return a rule as it is; make one of a plain learning rate."""
         return rate if isinstance(rate, Rule) else cls(rate)
 
     @property
@@ -147,7 +148,7 @@ class Initial(eqx.Module):
 
     @classmethod
     def of(cls, start: Any) -> Initial:
-        """The start itself, or that of a student alone."""
+        """Return a start as it is; make one of a student alone."""
         return start if isinstance(start, Initial) else cls(start)
 
 
@@ -156,7 +157,7 @@ def pair_of(
     student: object = None,
     loss: Callable[[Array, Array], Array] | None = None,
 ) -> TeacherStudent:
-    """Teacher and student of a call."""
+    """Validate teacher, student and loss of a call."""
     teacher = validate.instance("model", model, AbstractTeacher, _MODEL)
     learner = validate.optional(
         validate.instance, "student", student, AbstractTeacher, "an index model"
@@ -171,7 +172,7 @@ def pair_of(
 
 
 def _probe(pair: TeacherStudent, count: int) -> tuple[Array, Array]:
-    """Some fields z* (count, P*, tokens) and z (count, P, tokens) without special values."""
+    """Fields z* (count, P*, tokens) and z (count, P, tokens) without special values."""
     tokens = pair.tokens * pair.groups
     # no two fields equal, none zero or of size one: what vanishes here vanishes everywhere
     points = np.cos(1.0 + 2.4 * np.arange(float(count * tokens * (pair.targets + pair.rows))))
@@ -199,7 +200,7 @@ def _has_gradient(pair: TeacherStudent, teacher_fields: Array, fields: Array) ->
 
 
 def is_even(pair: TeacherStudent, argument: int) -> bool:
-    """The loss is even in every row of z* (argument 0) or z (1), at one point without symmetry."""
+    """True if the loss is even in every row of z* (argument 0) or z (1), tested at one point."""
     with jax.ensure_compile_time_eval():
         fields = [x[0] for x in _probe(pair, 1)]
         rows = len(fields[argument])
@@ -231,8 +232,7 @@ def check_moving(pair: TeacherStudent, M: Array) -> None:
 
 
 def _semidefinite(name: str, value: object, size: int, rounding: float) -> Array:
-    """A symmetric matrix without negative eigenvalues, to rounding; NaN where it is traced and is
-    none."""
+    """Validate a positive semi-definite matrix, to rounding; NaN where it is traced and is none."""
     allowed = f"a symmetric positive semi-definite matrix of shape ({size}, {size})"
     x = validate.array(name, value, allowed)
     check(x.size == size * size, name, value, allowed)
@@ -245,17 +245,17 @@ def _semidefinite(name: str, value: object, size: int, rounding: float) -> Array
 
 
 def gram_of(pair: TeacherStudent, teacher: object) -> Array:
-    """The Gram matrix ρ (k, k) of the fixed rows: the expected one, or that of a call."""
+    """Gram matrix ρ (k, k) of the fixed rows: the expected one, or the one given by a call."""
     words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
     if teacher is None or isinstance(teacher, str):
         check(teacher in (None, "iid", "orthonormal"), "teacher", teacher, words)
         return pair.gram
     check(not pair.spherical, "teacher", teacher, "None: the direction has norm one")
-    return _semidefinite("teacher", teacher, pair.fixed, _EXACT)
+    return _semidefinite("teacher", teacher, pair.fixed, _GRAM_ROUNDING)
 
 
 def _on_sphere(pair: TeacherStudent, value: Any) -> Overlaps:
-    """M of rows of norm one: m, (m, e_1..e_K), or m_1..m_L of an untied network."""
+    """Overlaps of rows of norm one, from m, (m, e_1..e_K), or m_1..m_L of an untied network."""
     shape = (pair.groups, pair.fixed)
     count = shape[1] if pair.tied else shape[0]
     allowed = f"overlaps in [-1, 1]: m, or an array of shape ({count},)"
@@ -276,7 +276,7 @@ def _pair_of_arrays(pair: TeacherStudent, value: Any) -> Overlaps:
     M = M.reshape(rows, -1)
     # without columns for the directions of the inputs: none of them is learned
     M = jnp.pad(M, ((0, 0), (0, k - M.shape[1])))
-    return Overlaps(M, _semidefinite("Q", value[1], rows, _ROUNDING))
+    return Overlaps(M, _semidefinite("Q", value[1], rows, _OVERLAP_ROUNDING))
 
 
 def _nan_unless(x: Array, condition: Array) -> Array:

@@ -58,10 +58,10 @@ from jaxsmi.sgd.problem import Initial, Overlaps, check_gradient, gram_of, pair_
 
 # Signs of rows are flipped so that the symmetries of a model hold exactly, in so many copies
 # of a point: more copies leave fewer independent points.
-_COPIES = 8
-_AXIS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
-_BLOCK = 2**15  # points whose fields lie in memory together
-_GRID_TOKENS = 3  # two tokens take milliseconds, three seconds, four would take minutes
+_MAX_COPIES = 8
+_MIN_AXIS_POINTS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
+_BLOCK_POINTS = 2**15  # points whose fields lie in memory together
+_MAX_GRID_TOKENS = 3  # two tokens take milliseconds, three seconds, four would take minutes
 
 _Result = TypeVar("_Result")
 
@@ -91,18 +91,18 @@ class AbstractAverages(eqx.Module):
 
     @abc.abstractmethod
     def risk(self, M: Array, Q: Array) -> Array:
-        """R alone."""
+        """The risk R alone."""
 
     @abc.abstractmethod
     def over_nets(self, function: Callable[[AbstractAverages], _Result]) -> _Result:
-        """A function of the averages of each independent net, with a leading axis."""
+        """Apply a function to the averages of each independent net, with a leading axis."""
 
     def rounding(self, M: Array, Q: Array) -> Array:
-        """Error of the risk where it is no average over nets."""
+        """Error of a risk that is no average over nets, by its rounding."""
         return jnp.zeros(())
 
     def exists(self) -> bool:
-        """The risk is finite, as far as the averages show."""
+        """Return False if the risk is known to diverge."""
         return True
 
 
@@ -110,7 +110,7 @@ class AbstractAverages(eqx.Module):
 
 
 class _SphereAverages(AbstractAverages):
-    """One direction on the sphere, without sampling: Q = 1."""
+    """Averages of one direction on the sphere (Q = 1), without sampling."""
 
     pair: TeacherStudent
     loss: SequenceLoss
@@ -148,7 +148,7 @@ class _SphereAverages(AbstractAverages):
 
 
 class SeriesAverages(_SphereAverages):
-    """A network whose target is a Hermite series [theory: online-sgd, Eqs. (15) to (17)]:
+    """Averages of a network whose target is a series [theory: online-sgd, Eqs. (15) to (17)]:
 
     R = c {‖ĝ‖² + E σ² - 2 E g F},   N_s = 4c² {E σ'² σ² - 2 E g σ'² σ + E g² σ'²}
     """
@@ -177,13 +177,13 @@ class SeriesAverages(_SphereAverages):
 
 
 class GridAverages(_SphereAverages):
-    """One direction for up to three tokens, on grids. `reach`: the largest mean of a field."""
+    """Averages of one direction and up to three tokens on grids; `reach`: largest field mean."""
 
     reach: float = eqx.field(static=True)
     coarse: bool = eqx.field(static=True)
 
     def _settings(self, v: Array) -> tuple[Array, Array, TokenGrid]:
-        """m, without what rounding adds beyond ±1, the means of the fields, and the grid."""
+        """Clip m to [-1, 1]; return it with the means of the fields and the grid."""
         m = v[0] + lax.stop_gradient(jnp.clip(v[0], -1.0, 1.0) - v[0])
         means = self.pair.encoding.astype(v.dtype) @ v[1:]
         return m, means, TokenGrid.of(len(means), self.reach, coarse=self.coarse)
@@ -236,8 +236,8 @@ def _target_products(f: Callable[[Array], Array], z: Array) -> Array:
 
 
 class NetPoints(NamedTuple):
-    """Points of nets (leading axis): `fixed` N_T (k, tokens, g, n), `moving` N_Z (P, tokens, g, n),
-    `noise` of labels (noise, n), `weight` (n,)."""
+    """Standard normals at points of nets (leading axis): `fixed` N_T (k, tokens, g, n), `moving`
+    N_Z (P, tokens, g, n), `noise` of labels (noise, n), `weight` (n,)."""
 
     fixed: Array
     moving: Array
@@ -246,7 +246,7 @@ class NetPoints(NamedTuple):
 
 
 class NetAverages(AbstractAverages):
-    """Sums over points of independent nets, in the frame L of the fixed rows.
+    """Averages over points of independent nets, in the frame L of the fixed rows.
 
     All overlaps share the points (common random numbers).
     """
@@ -265,7 +265,7 @@ class NetAverages(AbstractAverages):
         """Sums over the points, block by block."""
         at = coordinates_at(self.pair, self.frame, M, Q)
         position = jax.tree.map(lambda x: x[..., None], at)
-        blocks = max(self.points.weight.shape[0] // _BLOCK, 1)
+        blocks = max(self.points.weight.shape[0] // _BLOCK_POINTS, 1)
         cut = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], blocks, x.shape[-1] // blocks), -2, 0)
         parts = lax.map(lambda part: self._sums(position, part), jax.tree.map(cut, self.points))
         moments = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
@@ -295,7 +295,7 @@ class NetAverages(AbstractAverages):
         )
 
     def _blocks(self, own: Array) -> Array:
-        """(P, P, g) as one matrix (g P, g P), zero between groups."""
+        """Matrix (g P, g P) of the blocks (P, P, g), zero between groups."""
         groups = own.shape[-1]
         blocks = jnp.einsum("pqg,gh->gphq", own, jnp.eye(groups, dtype=own.dtype))
         return blocks.reshape(groups * len(own), -1)
@@ -306,7 +306,7 @@ def _flips(fixed: int, rows: int) -> np.ndarray:
     of all rows independently, or of a teacher's and a student's row together, or none, the first of
     these that takes few copies."""
     alone, together = range(fixed + rows), [*range(fixed), *range(rows)]
-    few = [x for x in (alone, together) if 2 ** max(x) <= _COPIES]
+    few = [x for x in (alone, together) if 2 ** max(x) <= _MAX_COPIES]
     sign_of = np.array(few[0] if few else [0] * len(alone))
     signs = [(1.0, *s) for s in itertools.product((1.0, -1.0), repeat=max(sign_of))]
     return np.array(signs)[:, sign_of]
@@ -315,7 +315,7 @@ def _flips(fixed: int, rows: int) -> np.ndarray:
 def net_averages(
     pair: TeacherStudent, frame: Array, key: PRNGKeyArray, size: int, nets: int
 ) -> NetAverages:
-    """Averages on `nets` nets of `size` points each."""
+    """Build averages on `nets` nets of `size` points each."""
     tokens = pair.tokens * pair.groups
     k, P = pair.fixed, pair.rows
     rows = (k + P) * tokens
@@ -323,14 +323,14 @@ def net_averages(
     copies = len(signs)
     # without its signs M = 0 would not be at rest, and the exit from it amplifies any error
     points = max(size // copies, 1)
-    position, weight = gaussian_points(key, points, nets, rows + pair.noise_size, _AXIS)
+    position, weight = gaussian_points(key, points, nets, rows + pair.noise_size, _MIN_AXIS_POINTS)
     normals = jnp.moveaxis(position, -1, 1)  # (nets, rows + noise, n)
     body = normals[:, :rows].reshape(nets, k + P, 1, tokens, -1) * signs.T[:, :, None, None]
     body = jnp.moveaxis(body, 2, 3).reshape(nets, k + P, pair.tokens, pair.groups, -1)
     noise = jnp.tile(normals[:, rows:], (1, 1, copies))
     weights = jnp.tile(weight, (1, copies)) / copies
     # blocks are of one size: points of weight zero fill the last
-    beyond = -weights.shape[1] % _BLOCK if weights.shape[1] > _BLOCK else 0
+    beyond = -weights.shape[1] % _BLOCK_POINTS if weights.shape[1] > _BLOCK_POINTS else 0
     points = NetPoints(body[:, :k], body[:, k:], noise, weights)
     pad = lambda x: jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, beyond),))
     return NetAverages(pair, frame, jax.tree.map(pad, points))
@@ -361,16 +361,16 @@ class SgdSetting(NamedTuple):
         loss: Callable[[Array, Array], Array] | None,
         key: PRNGKeyArray | None,
         averages: Averages | None,
-        usual: tuple[int, int],
+        default_sizes: tuple[int, int],
         coarse: bool = False,
     ) -> SgdSetting:
         """Validate the arguments of a call. Averages are exact where they can be, else on nets;
-        `usual`: points of all nets, and nets, where the call says nothing."""
+        `default_sizes`: points of all nets, and nets, where the call says nothing."""
         pair = pair_of(model, student, loss)
         initial = Initial.of(start)
         gram = gram_of(pair, initial.teacher)
         overlaps = Overlaps.of(pair, gram, initial.student)
-        sizes = sizes_of(averages, *usual)
+        sizes = sizes_of(averages, *default_sizes)
         key = validate.optional(validate.key, "key", key)
         found = _exact_averages(pair, coarse)
         if found is None:
@@ -381,14 +381,14 @@ class SgdSetting(NamedTuple):
 
 
 def _exact_averages(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
-    """Averages without sampling of a squared loss of one direction; None: there are none."""
+    """Averages without sampling of a squared loss of one direction, or None."""
     loss = pair.squared
     if loss is None:
         return None
     if loss.series is not None:
         return SeriesAverages(pair, loss)
     # trapezoidal sums lose their accuracy at a kink, and a network of a general target may have one
-    if not loss.smooth or pair.tokens > _GRID_TOKENS:
+    if not loss.smooth or pair.tokens > _MAX_GRID_TOKENS:
         return None
     # the size of a grid is static: under jit, where it is unknown, rows of norm one
     rows = np.asarray(pair.encoding) if concrete(pair.encoding) else np.zeros((1, 1))

@@ -23,11 +23,11 @@ from jaxsmi.sgd.chain import BlockSolver, OverlapChain, Update
 from jaxsmi.sgd.coordinates import Coordinates, coordinates_at, rows_of
 from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_gradient, gram_of, pair_of
 
-_STREAM = 2**31 - 1  # of the random start; blocks of steps have the streams from zero on
+_START_STREAM = 2**31 - 1  # of the random start; blocks of steps have the streams from zero on
 
 
 class RunStart(NamedTuple):
-    """Where runs begin.
+    """Start of runs: overlaps, weights, or what is drawn at random.
 
     Attributes:
         gram: ρ (k, k) of the fixed rows; None: drawn.
@@ -43,7 +43,7 @@ class RunStart(NamedTuple):
 
     @classmethod
     def of(cls, pair: TeacherStudent, initial: Initial, dimension: int) -> RunStart:
-        """The start of runs, from the arguments of a call."""
+        """Validate the arguments of a call."""
         student, teacher = initial.student, initial.teacher
         words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
         named = teacher is None or isinstance(teacher, str)
@@ -89,8 +89,8 @@ def start_chains(
     projected: bool,
     moving: int,
 ) -> Coordinates:
-    """The start of runs, one a key, with zero velocities behind the student's rows."""
-    streams = jax.vmap(lambda key: jax.random.fold_in(key, _STREAM))(keys)
+    """Start one chain a key, with zero velocities behind the student's rows."""
+    streams = jax.vmap(lambda key: jax.random.fold_in(key, _START_STREAM))(keys)
     one = lambda key: _start(pair, start, key, D, projected)
     runs = jax.vmap(one, out_axes=-1)(streams)
     extra = moving - len(runs.along)  # velocities: optax starts them at zero, too
@@ -101,7 +101,7 @@ def start_chains(
 def _start(
     pair: TeacherStudent, start: RunStart, key: PRNGKeyArray, D: int | Array, projected: bool
 ) -> Coordinates:
-    """The start of one run, exact at every D [theory: online-sgd, Eqs. (53), (60), (61)].
+    """Draw the start of one run, exact at every D [theory: online-sgd, Eqs. (53), (60), (61)].
 
     iid student:     √D Y = ν N(0, 1) (P, k),  √D Z = ν Bartlett(P, D - k); on the sphere rows over
                      their norm, times ν
@@ -149,10 +149,11 @@ def _frame(pair: TeacherStudent, gram: Array | None, key: PRNGKeyArray, D: int |
     return jnp.block([[teacher, jnp.zeros((P, K))], [beside, own]])
 
 
-_RECORDS = 100  # a curve's resolution on paper
-_TOGETHER = 4096  # runs whose random numbers lie in memory together
-_EXACT = 2**53  # integers above are no floats: dimensions and steps are both
-_GROWTH = 100.0  # of the norm of a row: from there on a run has diverged, whatever it does later
+_DEFAULT_RECORDS = 100  # a curve's resolution on paper
+_RUNS_TOGETHER = 4096  # runs whose random numbers lie in memory together
+_MAX_INTEGER = 2**53  # integers above are no floats: dimensions and steps are both
+# of the norm of a row: from there on a run has diverged, whatever it does later
+_MAX_GROWTH = 100.0
 
 
 class Simulation(eqx.Module):
@@ -228,7 +229,7 @@ def simulate(
     student: AbstractTeacher | None = None,
     monitor: Monitor | None = None,
 ) -> Simulation:
-    r"""Online SGD of a student: fresh samples at every step, exact at any dimension.
+    r"""Run online SGD of a student: fresh samples at every step, exact at any dimension.
 
         V ← β V + λ W + c Σ_μ ∇ℓ_μ,   W ← W - η V,   α = τ B/D,   t = κ α,   κ = c η
 
@@ -276,7 +277,7 @@ def simulate(
     rule = Rule.of(rate)
     pair = pair_of(model, student, rule.gradient.loss)
     keys = _keys(validate.key("key", key, many=True))
-    dimension = validate.count("dimension", dimension, at_most=_EXACT)
+    dimension = validate.count("dimension", dimension, at_most=_MAX_INTEGER)
     monitor = validate.settings("monitor", monitor, Monitor, "a smi.Monitor")
     unused = (monitor.test, monitor.record, monitor.patience) == (None, None, None)
     check(unused, "monitor", monitor, "every, target, level and progress alone")
@@ -286,19 +287,19 @@ def simulate(
     check(dimension >= least, "dimension", dimension, allowed)
     run_start = RunStart.of(pair, Initial.of(start), dimension)
     steps = _steps(alpha, update.batch, dimension)
-    every = max(-(-steps // _RECORDS), 1) if monitor.every is None else monitor.every
+    every = max(-(-steps // _DEFAULT_RECORDS), 1) if monitor.every is None else monitor.every
     check_gradient(pair)
     # D is an array wherever a drawn teacher allows it: another one compiles nothing
     D = dimension if pair.sized else jnp.asarray(dimension)
     begin = eqx.filter_jit(start_chains)(pair, run_start, keys, D, update.projected, update.moving)
     parts = []
-    for first in range(0, len(keys), _TOGETHER):
-        own = slice(first, first + _TOGETHER)
+    for first in range(0, len(keys), _RUNS_TOGETHER):
+        own = slice(first, first + _RUNS_TOGETHER)
         chain = OverlapChain.of(
             update, dimension, steps, jax.tree.map(lambda x, own=own: x[..., own], begin)
         )
         label = "SGD" if monitor.progress else None
-        parts.append(_together(chain, keys[own], steps, every, label))
+        parts.append(_run_together(chain, keys[own], steps, every, label))
     runs = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     # parts of the start and the rule that were out of range inside jit are NaN
     valid = validate.valid((rule, monitor, run_start))
@@ -353,11 +354,11 @@ def _steps(alpha: float, batch: int, dimension: int) -> int:
     check(np.isfinite(number) and number > 0 and alpha is not True, "alpha", alpha, allowed)
     # α = τ B/D of a whole τ comes with the rounding of its quotient
     steps = max(int(np.ceil(number * dimension / batch * (1.0 - 1e-14) - 1e-9)), 1)
-    check(steps <= _EXACT, "alpha", alpha, f"at most {_EXACT} steps")
+    check(steps <= _MAX_INTEGER, "alpha", alpha, f"at most {_MAX_INTEGER} steps")
     return steps
 
 
-def _together(
+def _run_together(
     chain: OverlapChain, keys: PRNGKeyArray, steps: int, every: int, label: str | None
 ) -> dict[str, Array]:
     """Runs whose random numbers lie in memory together: the arrays with an axis of runs."""
@@ -386,7 +387,7 @@ def _together(
     # without a target every run ends as it was asked to
     unmet = jnp.where(jnp.isinf(update.stop), int(Result.SUCCESS), int(Result.MAX_STEPS))
     result = jnp.where(state.result == RUNNING, unmet, state.result)
-    grown = jnp.any(size[:, -1] > _GROWTH**2 * first, axis=-1) & (result != Result.NONFINITE)
+    grown = jnp.any(size[:, -1] > _MAX_GROWTH**2 * first, axis=-1) & (result != Result.NONFINITE)
     return {
         "teacher_overlap": M[:, :-1],
         "overlap": Q[:, :-1],
