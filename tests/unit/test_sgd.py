@@ -136,7 +136,7 @@ def test_coefficients_of_five_fields_have_honest_errors():
     z = (found.value[:, 0] - exact)[1:] / found.stderr[1:, 0]
     assert np.abs(z).max() < found.width
     assert float(np.mean(z**2)) == pytest.approx(31 / 29, rel=0.2)
-    assert found.orders[found.sure(1e-10)][0].tolist() == [1, 1, 1, 1, 1]
+    assert found.orders[found.is_nonzero(1e-10)][0].tolist() == [1, 1, 1, 1, 1]
     assert found.variance == pytest.approx(1.0, abs=0.02)
 
 
