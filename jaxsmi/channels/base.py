@@ -271,10 +271,11 @@ class AbstractLabels(eqx.Module):
 class AbstractChannel(AbstractLabels):
     """p(y|z) with the posterior of the fields z (P, M) of a label.
 
-    `explicit`: `response` is a function in closed form, without random points and a key.
+    `closed_form`: averages over labels (`response`) have a closed form, without random points and a
+    key; a `ClosedFormChannel` has one for log Z_out alone.
     """
 
-    explicit: ClassVar[bool] = False
+    closed_form: ClassVar[bool] = False
 
     @abc.abstractmethod
     def check_labels(self, labels: Array) -> None:

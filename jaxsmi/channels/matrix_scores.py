@@ -60,7 +60,7 @@ class AbstractScores(AbstractChannel):
     weight of the prior's scalar product, 1/4 for a symmetric matrix.
     """
 
-    explicit: ClassVar[bool] = True
+    closed_form: ClassVar[bool] = True
     weight: ClassVar[float] = 0.25
     indices: int = eqx.field(static=True, default=1, kw_only=True)
     pathwise = property(lambda self: True)  # smooth in the fields

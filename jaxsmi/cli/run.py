@@ -70,7 +70,7 @@ def run(
     # of a step of the theory, and of a point of its curve
     step: dict[str, Any] = {"iteration": smi.Iteration(newton=False)}
     point: dict[str, Any] = {}
-    if model.channel.explicit:  # theory is exact: no points, no start
+    if model.channel.closed_form:  # theory is exact: no points, no start
         recovery = float(smi.recovery_threshold(model).alpha)
         # a little beyond perfect recovery and beyond the run
         top = max(1.2 * recovery if np.isfinite(recovery) else 0.0, 1.5 * alpha)

@@ -76,7 +76,7 @@ def state_evolution(
 
         Q̂ = α E Σ_m g gᵀ,   Q ← prior.overlap(Q̂)
 
-    The functions of models of one matrix are explicit: the fixed point is then a root, without
+    The functions of models of one matrix have closed forms: the fixed point is then a root, without
     random points or an iteration, and `start`, `averages` and a tolerance must be left out.
 
     Args:
@@ -139,15 +139,15 @@ def state_evolution(
     allowed = "smi.Bayes(), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
     learner = None if bayes else validate.instance("learner", learner, AbstractLearner, allowed)
     if learner is None:
-        explicit = model.channel.explicit
-        kind = PrecisionMap if explicit else OverlapMap
-        unused = iteration.tolerance is None or not explicit
+        closed_form = model.channel.closed_form
+        kind = PrecisionMap if closed_form else OverlapMap
+        unused = iteration.tolerance is None or not closed_form
         check(unused, "tolerance", iteration.tolerance, "None: a root")
     else:
-        explicit = learner.explicit
-        kind = MatrixLearnerMap if explicit else LearnerMap
-    if explicit:
-        _check_explicit(start, averages)
+        closed_form = learner.closed_form
+        kind = MatrixLearnerMap if closed_form else LearnerMap
+    if closed_form:
+        _check_closed_form(start, averages)
     problem = kind.of(Arguments(model, alpha, key, start, averages, learner))
     return solve(problem, iteration, progress)
 
@@ -183,7 +183,7 @@ def as_start(start: ArrayLike | Start | None) -> Start:
     return Start(overlap)
 
 
-def _check_explicit(start: Start, averages: Averages) -> None:
+def _check_closed_form(start: Start, averages: Averages) -> None:
     """Raise a ValueError for settings of an iteration on random points, which would be ignored."""
     reason = "for a matrix model, whose averages need no random points and no start"
     numbers = (start.overlap, start.teacher_overlap, start.variance, start.direction_overlap)
@@ -305,7 +305,7 @@ def free_entropy(
 
     Returns:
         An `Estimate` (value, stderr). At a fixed point the error of Q̂ enters to second order only.
-        Matrix models, whose functions are explicit, have no statistical error.
+        Matrix models, whose functions have closed forms, have no statistical error.
 
     Raises:
         ValueError: For an argument out of its range, or a model without inference. Under jit the
@@ -329,7 +329,7 @@ def free_entropy(
     S = model.prior.second_moment(model.indices)
     overlap = overlap.overlap if isinstance(overlap, Solution) else overlap
     Q = validate.overlap("overlap", overlap, S)
-    if key is not None or not model.channel.explicit:
+    if key is not None or not model.channel.closed_form:
         key = validate.key("key", key)
     points, nets = averages.sizes(POINTS, NETS)
     valid = validate.valid((alpha, Q)) & validate.valid(model)
@@ -350,11 +350,11 @@ def potential_at(
         V = model.prior.second_moment(model.indices) - Q
         return model.channel.response(Q, V, key=key, points=points, nets=nets)
 
-    explicit = model.channel.explicit
+    closed_form = model.channel.closed_form
     # exact functions have derivatives of any order, by the rules of JAX
-    fixed = Q if explicit else frozen(Q)
+    fixed = Q if closed_form else frozen(Q)
     at = (fixed, key)
-    response = respond(model, at) if explicit else fixed_point.forwards(respond, model, at)
+    response = respond(model, at) if closed_form else fixed_point.forwards(respond, model, at)
     Qhat = alpha * symmetric(response.mean)
     value = prior.entropy_term(fixed, Qhat) + alpha * jnp.mean(response.log_partition)
     pull = prior.weight * (prior.overlap(Qhat) - fixed)
@@ -362,7 +362,7 @@ def potential_at(
     change = jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull)
     each = frozen(alpha * (change + response.log_partition))
     stderr = jnp.std(each, ddof=1) / jnp.sqrt(float(nets))
-    if not explicit:
+    if not closed_form:
         value = fixed_point.not_differentiable(value, model, unless=model.channel.pathwise)
         # dΦ by its equation, as the points of labels that jump with Q miss the jumps
         slope = alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian)

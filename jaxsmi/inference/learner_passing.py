@@ -63,7 +63,7 @@ def _risk_task(
     )
 
 
-# by `AbstractLearner.explicit`: of rows, and of one matrix
+# by `AbstractLearner.closed_form`: of rows, and of one matrix
 TASKS: Mapping[bool, Callable[..., Task]] = {False: _index_task, True: _matrix_task}
 
 

@@ -67,7 +67,7 @@ _matrix = lambda value: value * jnp.ones((1, 1))
 
 def _information(model: MatrixModel, V: Array) -> Array:
     """f of the channel where the error of the estimate is V, and its overlap the rest."""
-    return model.explicit_readout.information(model.prior.norm - V, V)
+    return model.closed_form_readout.information(model.prior.norm - V, V)
 
 
 # Bayes
@@ -144,7 +144,7 @@ def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
     code = jnp.where(recovered, Result.RECOVERED, code)
     history = {}
     if steps:
-        key = jax.random.key(0)  # explicit averages have no random points
+        key = jax.random.key(0)  # closed forms have no random points
         plain = OverlapMap(model, alpha, key, 1, 2)
         zero = jnp.zeros((), alpha.dtype)
         iteration = plain.iteration(_matrix(start), max_steps=steps, tolerance=zero, newton=False)
@@ -274,7 +274,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
 
     @property
     def _measurements(self) -> int:
-        return self.model.explicit_readout.measurements
+        return self.model.closed_form_readout.measurements
 
     def units(self, x: Array) -> Array:
         """Logarithms are of order one."""
@@ -298,7 +298,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         return self, run
 
     def end(self, run: Run[Place]) -> End:
-        """The fixed point, polished by a Newton step; explicit averages have no error."""
+        """The fixed point, polished by a Newton step; closed forms have no error."""
         before = run.state.x
         value, push = jax.linearize(self.value, before)
         J = jax.vmap(push, out_axes=1)(jnp.eye(2))

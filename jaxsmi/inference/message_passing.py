@@ -166,7 +166,7 @@ def gamp(
         allowed = "smi.Bayes(..), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
         learner = validate.instance("learner", learner, AbstractLearner, allowed)
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
-        task = TASKS[learner.explicit](model, learner)
+        task = TASKS[learner.closed_form](model, learner)
     if iteration.damping is not None:
         task = task._replace(dampings=(iteration.damping,), adaptive=False)
     key = validate.key("key", key)

@@ -128,8 +128,8 @@ class AbstractLearner(eqx.Module):
     """A learner other than the Bayes-optimal one: `Erm`, `Mismatched`, or `MatrixErm`."""
 
     @property
-    def explicit(self) -> bool:
-        """State evolution has explicit averages, as for one matrix."""
+    def closed_form(self) -> bool:
+        """True if averages of state evolution have a closed form, as for one matrix."""
         return False
 
 

@@ -147,7 +147,7 @@ class MatrixErm(AbstractLearner):
         self.ridge = jnp.where(some, self.ridge, jnp.nan)  # traced penalties that are both zero
 
     @property
-    def explicit(self) -> bool:
+    def closed_form(self) -> bool:
         """True: averages over spectra are closed forms."""
         return True
 

@@ -143,7 +143,7 @@ class AttentionIndexed(MatrixModel):
         # attention-indexed, Eq. (42)]; dampings are empirical: undamped, noiseless labels diverge
         # at d = 100, and hardmax at d = 40
         passing = MessagePassing(("state", "outer"), (0.4, 0.7, 0.85), False)
-        if not self.readout.explicit or self.output == "hardmax":
+        if not self.readout.closed_form or self.output == "hardmax":
             passing = MessagePassing(("outer", "state"), (0.3, 0.6, 0.8), False)
         return SymmetricDesign(passing, self.tokens, self.layers)
 
@@ -189,7 +189,7 @@ class AttentionIndexed(MatrixModel):
 
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
         """Return the error of one layer with linear scores or two tokens; None for others."""
-        if self.layers > 1 or not self.readout.explicit:
+        if self.layers > 1 or not self.readout.closed_form:
             return None
         T = self.tokens
         V = self.prior.norm - q

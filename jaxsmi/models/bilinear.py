@@ -129,7 +129,7 @@ class Bilinear(MatrixModel):
         """Inputs (n, L, d), teachers S (L, d), α = n/(dL)."""
         # with damping and without noise "outer" lets V collapse, and undamped "state" can explode;
         # undamped runs without noise diverge
-        precisions = ("state", "outer") if self.readout.explicit else ("outer", "state")
+        precisions = ("state", "outer") if self.readout.closed_form else ("outer", "state")
         return RectangularDesign(MessagePassing(precisions, (0.5, 0.7, 0.85), False), self.prior)
 
     @property
@@ -145,13 +145,13 @@ class Bilinear(MatrixModel):
     def link(self, fields: Array) -> Array:
         """Return the noiseless label φ(z) of a field."""
         label = self.readout.link(fields.reshape(1, 1))
-        return label.reshape(()) if self.readout.explicit else label
+        return label.reshape(()) if self.readout.closed_form else label
 
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
         """Return V, or 2V for a symmetric matrix, the error of both predictors of the linear
         output: E[y|ω] = ω."""
         del bayes
-        if not self.readout.explicit:
+        if not self.readout.closed_form:
             return None
         value = (2.0 if self.symmetric else 1.0) * (self.prior.norm - q)
         return Estimate(value, jnp.zeros((), theory_dtype()))

@@ -88,7 +88,7 @@ class MatrixModel(AbstractModel):
     @property
     def linear(self) -> bool:
         """True if labels are the fields plus Gaussian noise."""
-        return self.output == "linear" and self.readout.explicit
+        return self.output == "linear" and self.readout.closed_form
 
     @property
     def rank_ratio(self) -> Array:
@@ -98,9 +98,9 @@ class MatrixModel(AbstractModel):
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """Add refusals: a matrix has no rows; directions grow one by one only under a sampled
         channel; estimates of S and of -S have no mean."""
-        # with a trace, or labels that depend on S at q = 0 (explicit responses do), S is learned at
+        # with a trace, or labels that depend on S at q = 0 (all closed forms), S is learned at
         # any α > 0: no direction is left to grow
-        grows = not self.prior.symmetric and not self.readout.explicit
+        grows = not self.prior.symmetric and not self.readout.closed_form
         if purpose == "spectral" or (purpose == "directions" and not grows):
             return (
                 f"model: got {title(self)}; allowed: a model of indices (for matrices: "
@@ -118,11 +118,11 @@ class MatrixModel(AbstractModel):
         return layers if self.indices > 1 else ("S",)
 
     @property
-    def explicit_readout(self) -> AbstractScores:
+    def closed_form_readout(self) -> AbstractScores:
         """The readout, if its response has a closed form; else raise a ValueError."""
         model_argument(self, "inference")
         allowed = "one with an explicit response, such as the linear output"
-        check(self.readout.explicit, "model", title(self), allowed)
+        check(self.readout.closed_form, "model", title(self), allowed)
         return self.readout  # pyright: ignore[reportReturnType]
 
     @property
@@ -133,8 +133,8 @@ class MatrixModel(AbstractModel):
         model_argument(self, "inference")
         readout = self.readout
         degrees = self.indices * self.prior.law.degrees_of_freedom
-        if readout.explicit:
-            exact = degrees / float(self.explicit_readout.measurements)
+        if readout.closed_form:
+            exact = degrees / float(self.closed_form_readout.measurements)
             return jnp.where(readout.noiseless, exact, jnp.inf)
         # a sign fixes no number: V falls as a power of α, and never to zero
         if readout.outcomes is not None or readout.noise_size or readout.pathwise is False:
@@ -147,14 +147,14 @@ class MatrixModel(AbstractModel):
     @property
     def small_width_threshold(self) -> Array:
         """The ᾱ above which something is learned, as ρ -> 0."""
-        readout = self.explicit_readout
+        readout = self.closed_form_readout
         one = jnp.ones((), theory_dtype())
         _, threshold, scale = self.prior.law.small_width
         return threshold / (scale * readout.information(0.0 * one, one))
 
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """Compute V at ᾱ as ρ -> 0 (module docstring), elementwise."""
-        readout = self.explicit_readout
+        readout = self.closed_form_readout
         allowed = "finite numbers >= 0"
         scaled = validate.array("scaled", scaled, allowed, interval=NON_NEGATIVE)
         error, threshold, scale = self.prior.law.small_width

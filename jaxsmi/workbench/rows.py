@@ -179,7 +179,7 @@ def evolve(
 ) -> Solution:
     """State evolution from next to the previous α, with four times the points until all standard
     errors are below `stderr` or `most` points are used."""
-    if model.channel.explicit:  # exact: nothing to average, and a root instead of an iteration
+    if model.channel.closed_form:  # exact: nothing to average, and a root instead of an iteration
         return state_evolution(model, alpha, key=key, averages=averages, **settings)
     recovered = previous is not None and bool(
         jnp.trace(previous.covariance) < 0.01 * jnp.trace(previous.overlap + previous.covariance)
