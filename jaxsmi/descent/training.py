@@ -164,8 +164,8 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     runs, P = end.result.shape, model.indices
     history = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), end.history)
     # a run that stopped early has NaN in the records after its last
-    place = jnp.sum(jnp.isfinite(history["step"]), axis=-1) - 1
-    last = {name: history[name][jnp.arange(runs[0]), place] for name in _LAST_FIELDS}
+    index = jnp.sum(jnp.isfinite(history["step"]), axis=-1) - 1
+    last = {name: history[name][jnp.arange(runs[0]), index] for name in _LAST_FIELDS}
     result = _codes(descent, end, last["cosine"])
     # overlaps of the last finite record would hide that the weights are lost
     nonfinite = result == Result.NONFINITE

@@ -62,6 +62,9 @@ class BranchPoint(eqx.Module):
         V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π
         δV = N + a T,   N = (I - J)^{-1} (F - V),   T = (I - J)^{-1} ∂F/∂log α
 
+    Letters here: N Newton's step (in weak.py the projector on unlearned directions), T the tangent
+    (not tokens).
+
     A posterior is the cost. F, J and the growth rate of new directions are averages over the same
     posteriors, so that a point of the curve costs one average.
     [theory: multi-index, Eqs. (52), (55), (74) to (76)]
@@ -71,7 +74,7 @@ class BranchPoint(eqx.Module):
         V: V (k, k).
         newton: N (k, k), the step to the fixed point at this α.
         tangent: T (k, k), the change of the fixed point with log α.
-        spectral_radius: That of J.
+        spectral_radius: Spectral radius of J.
         growth: Growth of the directions that are not learned.
     """
 

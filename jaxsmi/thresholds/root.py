@@ -1,10 +1,12 @@
 r"""The α at which the growth of the next directions crosses one: one step of the staircase.
 
-Equations here [theory: multi-index, Eqs. (56), (60), (74) to (76)], θ the numbers of a model, N, T
-as in branch.py, c ≈ ∂log λ_max/∂V by secants:
+Equations here [theory: multi-index, Eqs. (56), (60), (74) to (76)], θ the numbers of a model, c ≈
+∂log λ_max/∂V by secants:
 
     h(α, θ) = log α λ_max(𝒢_{Q(α, θ)}) = 0,     dα_c = -∂_θ h/∂_α h
     Newton's step in α and V together:   δ log α = -(h + ⟨c, N⟩)/(1 + ⟨c, T⟩)
+
+Letters here: N Newton's step in V and T its tangent, as in branch.py.
 
 The eigenvector of 𝒢 is constant in the derivative, as its change is of second order, and Q moves by
 the implicit derivative of the fixed point.

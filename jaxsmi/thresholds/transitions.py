@@ -118,8 +118,8 @@ class _Hysteresis(eqx.Module):
         """The two branches at one α (R,) for each key, the uninformed one from V (P, P) of a
         smaller α."""
 
-        def one(pair: tuple[Array, PRNGKeyArray]) -> Branches:
-            return _branches(OverlapMap(self.model, *pair, self.points, NETS), V, self.max_steps)
+        def one(at: tuple[Array, PRNGKeyArray]) -> Branches:
+            return _branches(OverlapMap(self.model, *at, self.points, NETS), V, self.max_steps)
 
         return lax.map(one, (alpha, keys))
 
@@ -136,8 +136,8 @@ class _Hysteresis(eqx.Module):
     def free_entropies(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Array:
         """Φ (R,) at V (R, P, P)."""
 
-        def one(point: tuple[Array, Array, PRNGKeyArray]) -> Array:
-            alpha, V, key = point
+        def one(at: tuple[Array, Array, PRNGKeyArray]) -> Array:
+            alpha, V, key = at
             return potential_at(self.model, alpha, self.S - V, key, self.points, NETS).value
 
         return lax.map(one, (alpha, V, keys))
@@ -304,12 +304,12 @@ def first_order(
 def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
     """Both branches on the grid, the uninformed one upwards."""
     V = (1.0 - _SMALL_Q) * hysteresis.S
-    pairs = []
+    found = []
     for alpha in grid:
-        pairs.append(hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None]))
-        V = pairs[-1].uninformed[0]
+        found.append(hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None]))
+        V = found[-1].uninformed[0]
         bar.update(1, {"α": f"{alpha:.4g}"})
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *pairs)
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
 
 
 def _thresholds(
@@ -328,23 +328,23 @@ def _thresholds(
     appears, ends = bool(first > 0), bool(last + 1 < len(grid))
     of_keys = lambda alpha: jnp.full(len(keys), alpha, both.uninformed.dtype)
 
-    def branches_at(alpha: Array, place: int) -> Branches:
+    def branches_at(alpha: Array, index: int) -> Branches:
         bar.update(1, {"α": f"{float(jnp.mean(alpha)):.4g}"})
-        return hysteresis.branches(alpha, both.uninformed[place], keys)
+        return hysteresis.branches(alpha, both.uninformed[index], keys)
 
     def merged(alpha: Array) -> Array:
         # from V at the last α of the grid the uninformed branch becomes the informed one of
         # this α; its V at other α is no guide, as it moves up to its end
-        pair = branches_at(alpha, last)
-        return ~pair.distinct & pair.converged
+        here = branches_at(alpha, last)
+        return ~here.distinct & here.converged
 
     def exists(alpha: Array) -> Array:
-        pair = branches_at(alpha, max(first - 1, 0))
-        return pair.distinct & pair.converged
+        here = branches_at(alpha, max(first - 1, 0))
+        return here.distinct & here.converged
 
     def wins(alpha: Array) -> Array:
-        pair = branches_at(alpha, max(first - 1, 0))
-        return hysteresis.informed_wins(alpha, pair, keys)
+        here = branches_at(alpha, max(first - 1, 0))
+        return hysteresis.informed_wins(alpha, here, keys)
 
     lower, upper = of_keys(grid[first]), of_keys(grid[last])
     cell_start = cell_end = 0.0
@@ -381,10 +381,10 @@ def _thresholds(
         shared = jnp.hypot(cell / np.sqrt(12.0), basin * alpha)
         stderr = jnp.where(regular, jnp.hypot(spread, shared), 0.0)
         finite = alpha if bool(jnp.isfinite(alpha)) else grid[last]
-        place = inside[np.argmin(np.abs(grid[inside] - float(finite)))]
-        growth = both.uninformed[place] - both.informed[place]
+        index = inside[np.argmin(np.abs(grid[inside] - float(finite)))]
+        growth = both.uninformed[index] - both.informed[index]
         return Threshold(
-            alpha, stderr, values, growth / jnp.trace(growth), hysteresis.S - V[place], code
+            alpha, stderr, values, growth / jnp.trace(growth), hysteresis.S - V[index], code
         )
 
     return (
