@@ -1,78 +1,26 @@
 """One step of generalised approximate message passing, as a solver of the one driver.
 
-Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, the
-covariance C of what is not known of it, and the fields' variance V = C:
+Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, its
+posterior covariance C, and the variance of the fields V = C:
 
     ω = operator.forward(W) - memory           (Onsager term: memory = C g, C = ∂W/∂b)
-    V widened where labels are missed by more than it says (`misfit`, below)
-    g = channel.respond(y, ω, V)        (of a learner other than Bayes: its own, learners/base.py)
+    g = channel.respond(y, ω, V)               (of a learner other than Bayes: its own response)
     A = the precision of the fields: "controlled": α ⟨g gᵀ⟩ with a control variate;
         "outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state": that of state evolution at V
     b = operator.adjoint(g) + A W
-    A, b calibrated by the data (below)
     W, C = prior.posterior(b, A)
-    then damping, (W, C, memory) ← (1 - d) new + d old                               (Eq. (41))
 
-A damped W remembers every g it is made of, and the Onsager term with it: it is the memory C g that
-is damped, not C alone; by how much, `Damping` says.
-
-Bayes-optimality gives Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
+At finite dimension three corrections are added, each written where it is computed: V is widened
+(`misfit`), A and b are calibrated (`calibration`), and steps are damped (`Damping`). At D → ∞ from
+a Bayes-consistent start nothing is corrected, and undamped message passing follows state evolution
+step by step: Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
 
 The signal is W (P, D), or one matrix (1, rows, columns), whose entries take the place of D and
 whose fields are the entries of one small matrix a sample: the same contractions over the first
 axis, P = 1 [theory: attention-indexed, Eqs. (40) to (44)].
 
 Where the samples are spread over devices (`Dataset.sharded`) each device takes a step with its own,
-ω_μ and g_μ stay with them, and every Σ_μ goes over all devices; W, C, O and A are the same on all.
-
-Runs of finite dimension need more than theory: calibration by the data, and damping.
-
-Theory says b = A W* + A^{1/2} ξ. A random start breaks this: its overlap M is √D times off its
-norm, and at finite D the mismatch grows with the signal. What holds off the Nishimori line too,
-along each eigenvector u of A (eigenvalue a, s = uᵀSu), is
-
-    b = m W* + n^{1/2} ξ,   n = uᵀ(Σ g gᵀ/D)u
-
-The data say T = uᵀb bᵀu/(nD) - 1 for the signal-to-noise ratio m²s/n instead of a s, with standard
-error √(2/D)(1 + a s). Where the two differ by δ > 3 of these, b is rescaled to a sufficient
-statistic of the assumed form:
-
-    a → a' = a + (1 - 9/δ²)(T/s - a) along u (at least a/10⁴: T may be negative)
-    b → (a'/n)^{1/2} b
-
-Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a is the better noise:
-
-    n → (n + a·as)/(1 + as)
-
-The estimated law of the fields, z ~ N(ω, V), predicts how far labels lie from those of ω:
-
-    misfit = E_μ ‖y - link(ω)‖² / E_μ ‖y' - link(ω)‖²,   y' ~ p(y|z),  z = ω + V^{1/2} η
-
-which is one where V is what it should be (Nishimori). Where it is above one by more than three
-standard errors, V is too small, and is multiplied by it (up to S): a wrong estimate of small
-dimension then cannot talk itself into perfect recovery.
-
-At D → ∞ from a Bayes-consistent start nothing is rescaled, and undamped
-message passing follows state evolution step by step.
-
-The norm of one index, ρ = W* W*ᵀ/D, differs from S by S √(2/D), and message passing with the wrong
-norm loses the signal even from the teacher. The labels alone estimate it:
-
-    Ŝ = argmax_ρ  Σ_μ log Z_out(y_μ; 0, ρ) - (D/2) (ρ/S - log ρ/S)
-
-At finite dimension an undamped run may wander around its fixed point for ever: for D = 1000 phase
-retrieval at α = 0.9, three runs of four. There damping is what ends the run, and costs nothing; a
-direction that grows has to do so at its full rate. A step makes progress where
-
-    C falls:              tr C < 0.99 × its lowest
-    the run converges:    ‖ΔŴ‖/‖Ŵ‖ < 0.9 × its smallest, since the damping was last changed
-    a direction grows:    cos(ΔŴ_t, ΔŴ_{t-1}) > 1/2
-
-and after eight steps without progress 1 - d is halved, down to 1/8. Where ‖ΔŴ‖/‖Ŵ‖ rises while
-steps are aligned, five steps in a row, a direction grows out of the fixed point of the others, and
-1 - d is doubled again. ΔŴ is the change that an undamped step would have made.
-
-Source: derived for this library [theory: multi-index, Eqs. (38) to (41); spectral, Eq. (14)].
+ω_μ and g_μ stay with them, and every Σ_μ goes over all devices; W, C and A are the same on all.
 """
 
 from __future__ import annotations
@@ -101,23 +49,41 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import quotient
 
-_SIGNIFICANT = 3.0  # standard errors: one of 370 steps is calibrated by chance
-_LEAST = 1e-4  # of A: T of a heavy-tailed sum may be negative
-_WIDEST = 1e6  # of one step: where V is rounding, the ratio of distances is infinite
-_WIDE = 0.999  # of S: Q = S - V stays positive
-_GRID = 25  # half a standard deviation apart
-_WIDTHS = 6.0  # Ŝ is looked for within so many standard deviations √(2/D) of log ρ/S
-# Empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is not damped
-_FALLS = 0.99
-_CONVERGES = 0.9
+# Calibration and widening
+_SIGNIFICANT = 3.0  # standard errors; usual: one of 370 steps is calibrated by chance
+_MIN_CALIBRATED = 1e-4  # share of A that stays; T of a heavy-tailed sum may be negative
+_MAX_WIDENING = 1e6  # of one step; where V is rounding, the ratio of distances is infinite
+_MAX_SHARE = 0.999  # of S that V may reach; derived: Q = S - V stays positive
+# Norm of one index
+_NORM_POINTS = 25  # of the grid; usual: half a standard deviation apart
+_NORM_RANGE = 6.0  # of log ρ/S, standard deviations √(2/D); usual
+# Damping, empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is free
+_TRACE_FALLS = 0.99  # tr C over its lowest
+_CHANGE_FALLS = 0.9  # ‖ΔŴ‖/‖Ŵ‖ over its smallest
 _ALIGNED = 0.5  # random changes of a large signal have a cosine of order 1/√D
-_PATIENCE = 8
-_MOST_DAMPED = 1.0 - 0.5**3
-_RISES = 5
+_STEPS_TO_DAMP = 8  # without progress
+_MAX_DAMPING = 1.0 - 0.5**3
+_STEPS_TO_FREE = 5  # in a row in which a direction grew
 
 
 def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> tuple[Array, Array]:
-    """The calibrated precision and fields (module docstring).
+    """Calibrate the precision A and the fields b by the data.
+
+    Theory says b = A W* + A^{1/2} ξ. A random start breaks this: its overlap M is √D times off its
+    norm, and at finite D the mismatch grows with the signal. What holds off the Nishimori line too,
+    along each eigenvector u of A (eigenvalue a, s = uᵀSu), is
+
+        b = m W* + n^{1/2} ξ,   n = uᵀ(Σ g gᵀ/D)u
+
+    The data say T = uᵀb bᵀu/(nD) - 1 for the signal-to-noise ratio m²s/n instead of a s, with
+    standard error √(2/D)(1 + a s). Where the two differ by δ > 3 of these, b is rescaled to a
+    sufficient statistic of the assumed form:
+
+        a → a' = a + (1 - 9/δ²)(T/s - a) along u (at least a/10⁴: T may be negative)
+        b → (a'/n)^{1/2} b
+
+    Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a is the better
+    noise: n → (n + a·as)/(1 + as).
 
     Args:
         b: Fields of the prior, (P, D).
@@ -127,6 +93,8 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> tuple
 
     Returns:
         The calibrated A (P, P), and the matrix (P, P) that multiplies b and the Onsager term.
+
+    Source: derived for this library [theory: multi-index, Eqs. (38) to (41)].
     """
     D = b.shape[1]
     a, vectors = jnp.linalg.eigh(A)
@@ -142,7 +110,7 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> tuple
     # continuous in δ: what is within the error stays as it is
     shrunk = 1.0 - (_SIGNIFICANT / deviation) ** 2
     significant = jnp.where(jnp.abs(deviation) > _SIGNIFICANT, shrunk, 0.0)
-    new = jnp.maximum(a + significant * (T / s - a), _LEAST * a)
+    new = jnp.maximum(a + significant * (T / s - a), _MIN_CALIBRATED * a)
     scale = jnp.where(significant > 0.0, jnp.sqrt(new / n), 1.0)
     new = jnp.where(positive, new, 0.0)
     rescaling = (vectors * jnp.where(positive, scale, 1.0)) @ vectors.T
@@ -166,8 +134,8 @@ def draws(channel: AbstractChannel, samples: int, key: PRNGKeyArray) -> Draws:
 
 
 class Misfit(NamedTuple):
-    """How far labels lie from those of ω, over what V says: `ratio`, and the `significance` of its
-    distance from one, in standard errors."""
+    """The `ratio` of the distance of labels from those of ω to the one that V predicts, and the
+    `significance` of its distance from one, in standard errors."""
 
     ratio: Array
     significance: Array
@@ -186,7 +154,14 @@ def misfit(
     draws: Draws,
     operator: AbstractOperator,
 ) -> Misfit:
-    """The misfit of labels (N, ...) at ω (N, P, M), V (P, P) (module docstring)."""
+    """Compare labels (N, ...) with the law of the fields, z ~ N(ω, V), ω (N, P, M), V (P, P):
+
+        misfit = E_μ ‖y - link(ω)‖² / E_μ ‖y' - link(ω)‖²,   y' ~ p(y|z),  z = ω + V^{1/2} η
+
+    which is one where V is right (Nishimori). Above one by more than three standard errors V is too
+    small, and is multiplied by it (`widened`): a wrong estimate of small dimension then cannot talk
+    itself into perfect recovery.
+    """
     predicted = jax.vmap(channel.link)(omega)
 
     def distance(y: Array) -> Array:
@@ -205,13 +180,27 @@ def widened(V: Array, second_moment: Array, excess: Array) -> Array:
     """V times the excess misfit, below S."""
     root = sqrt_psd(second_moment)
     inverse = inverse_root(second_moment)
-    values, vectors = jnp.linalg.eigh(jnp.minimum(excess, _WIDEST) * (inverse @ V @ inverse))
-    capped = (vectors * jnp.minimum(values, _WIDE)) @ vectors.T
+    values, vectors = jnp.linalg.eigh(jnp.minimum(excess, _MAX_WIDENING) * (inverse @ V @ inverse))
+    capped = (vectors * jnp.minimum(values, _MAX_SHARE)) @ vectors.T
     return jnp.where(excess > 1.0, root @ capped @ root, V)
 
 
 class Damping(eqx.Module):
-    """The damping of a run, and what it is chosen by (module docstring).
+    """The damping d of a run, (W, C g) ← (1 - d) new + d old, and what it is chosen by. The memory
+    C g is damped, not C alone: a damped W is a mixture of past g, and its Onsager term must be the
+    same mixture [theory: multi-index, Eq. (41)].
+
+    At finite dimension an undamped run may wander around its fixed point for ever: for D = 1000
+    phase retrieval at α = 0.9, three runs of four. There damping ends the run and costs nothing; a
+    direction that grows has to do so at its full rate. A step makes progress where
+
+        C falls:              tr C < 0.99 × its lowest
+        the run converges:    ‖ΔŴ‖/‖Ŵ‖ < 0.9 × its smallest, since the damping was last changed
+        a direction grows:    cos(ΔŴ_t, ΔŴ_{t-1}) > 1/2
+
+    and after eight steps without progress 1 - d is halved, down to 1/8. Where ‖ΔŴ‖/‖Ŵ‖ rises while
+    steps are aligned, five steps in a row, a direction grows out of the fixed point of the others,
+    and 1 - d is doubled again. ΔŴ is the change that an undamped step would have made.
 
     `value` d; `change` ΔŴ of the last step; `relative` ‖ΔŴ‖/‖Ŵ‖ without damping, and the
     `smallest` of it; `lowest` tr C; `waited`: steps without progress; `risen`: steps in a row in
@@ -228,24 +217,24 @@ class Damping(eqx.Module):
 
     @classmethod
     def start(cls, value: Array, weights: Array) -> Damping:
-        """Before the first step."""
+        """Return the state before the first step."""
         infinite = jnp.asarray(jnp.inf, value.dtype)
         zero = jnp.zeros((), int)
         return cls(value, jnp.zeros_like(weights), infinite, infinite, infinite, zero, zero)
 
     def follow(self, change: Array, weights: Array, trace: Array, adaptive: bool) -> Damping:
-        """After a step that changed Ŵ by `change` to `weights`, with this tr C; not `adaptive`: the
-        damping stays."""
+        """Choose the damping of the next step, after one that changed Ŵ by `change` to `weights`,
+        with this tr C; not `adaptive`: the damping stays."""
         norm = jnp.linalg.norm(change)
         relative = norm / (1.0 - self.value) / jnp.linalg.norm(weights)
         aligned = jnp.sum(change * self.change) > _ALIGNED * norm * jnp.linalg.norm(self.change)
-        falls = trace < _FALLS * self.lowest
-        converges = relative < _CONVERGES * self.smallest
+        falls = trace < _TRACE_FALLS * self.lowest
+        converges = relative < _CHANGE_FALLS * self.smallest
         waited = jnp.where(aligned | falls | converges, 0, self.waited + 1)
-        damps = (waited >= _PATIENCE) & (self.value < _MOST_DAMPED)
-        value = jnp.where(damps, jnp.minimum(0.5 + 0.5 * self.value, _MOST_DAMPED), self.value)
+        damps = (waited >= _STEPS_TO_DAMP) & (self.value < _MAX_DAMPING)
+        value = jnp.where(damps, jnp.minimum(0.5 + 0.5 * self.value, _MAX_DAMPING), self.value)
         risen = jnp.where(aligned & (relative > self.relative), self.risen + 1, 0)
-        frees = risen >= _RISES
+        frees = risen >= _STEPS_TO_FREE
         value = jnp.where(frees, jnp.maximum(2.0 * value - 1.0, 0.0), value)
         return Damping(
             value=value if adaptive else self.value,
@@ -259,8 +248,16 @@ class Damping(eqx.Module):
 
 
 def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> AbstractModel:
-    """The model with the norm of its one index estimated from the labels, if `norm` (None: where
-    that is known to help)."""
+    """Return the model with the norm of its one index estimated from the labels, if `norm` (None:
+    where that is known to help).
+
+    The norm ρ = W* W*ᵀ/D differs from S by S √(2/D), and message passing with the wrong norm loses
+    the signal even from the teacher. The labels alone estimate it:
+
+        Ŝ = argmax_ρ  Σ_μ log Z_out(y_μ; 0, ρ) - (D/2) (ρ/S - log ρ/S)
+
+    Source: derived for this library [theory: spectral, Eq. (14)].
+    """
     # Gaussian rows without a covariance of their own: who gives one, knows the norm
     usual = model.indices == 1 and model.prior.traits.wishart and not jax.tree.leaves(model.prior)
     if norm is None:
@@ -279,8 +276,8 @@ def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
     """Ŝ (1, 1), by a grid and a parabola through its best three points."""
     statistic = model.channel.statistic(data.labels)
     zero = jnp.zeros((data.samples, 1, model.channel.tokens), theory_dtype())
-    widest = _WIDTHS * np.sqrt(2.0 / data.dimension)
-    grid = jnp.exp(jnp.linspace(-widest, widest, _GRID))
+    widest = _NORM_RANGE * np.sqrt(2.0 / data.dimension)
+    grid = jnp.exp(jnp.linspace(-widest, widest, _NORM_POINTS))
     half = 0.5 * data.dimension
 
     def evidence(rho: Array) -> Array:
@@ -288,19 +285,18 @@ def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
         return jnp.sum(post.log_partition) - half * (rho - jnp.log(rho))
 
     values = lax.map(evidence, grid)
-    best = jnp.clip(jnp.argmax(values), 1, _GRID - 2)
+    best = jnp.clip(jnp.argmax(values), 1, _NORM_POINTS - 2)
     low, middle, high = (values[best + k] for k in (-1, 0, 1))
     curvature = low - 2.0 * middle + high
     shift = jnp.where(curvature < 0.0, 0.5 * (low - high) / jnp.minimum(curvature, -1e-30), 0.0)
-    step = 2.0 * widest / (_GRID - 1)
+    step = 2.0 * widest / (_NORM_POINTS - 1)
     return (grid[best] * jnp.exp(jnp.clip(shift, -1.0, 1.0) * step)).reshape(1, 1)
 
 
-_GROWN = 1e6  # of |W|² at the start: a minimiser has no other bound
-_BEYOND = 10.0  # of tr S: the posterior mean of Bayes is below one of it
-_VANISHED = 1e-5  # of |W| at the start: rounding, of which nothing grows again
-_EMERGING = 1e-2  # of S: a smaller row has not been learned
-_DRAWS = 1  # the stream of the numbers that labels are compared by
+_MAX_GROWTH = 1e6  # of |W|² at the start: a minimiser has no other bound
+_MAX_NORM = 10.0  # of tr S: the posterior mean of Bayes is below one of it
+_MIN_NORM = 1e-5  # of |W| at the start: rounding, of which nothing grows again
+_MIN_OVERLAP = 1e-2  # of S: a smaller row has not been learned
 
 # How an array lies on the devices of a mesh: one part of the samples each, or the same on all
 SPREAD = "spread"
@@ -384,12 +380,12 @@ class Observations(eqx.Module):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Of the mesh."""
+        """The axes of the mesh of devices."""
         return () if self.mesh is None else self.mesh.axis_names
 
     @property
     def operator(self) -> AbstractOperator:
-        """From the signal to its fields; on each device of the mesh, those of its samples."""
+        """Map the signal to its fields; on each device of the mesh, those of its samples."""
         return dataclasses.replace(self.model.design.operator(self.data.inputs), axes=self.axes)
 
     def forward(self, W: Array) -> Array:
@@ -421,7 +417,7 @@ class GampState(eqx.Module):
 
     @classmethod
     def start(cls, weights: Array, covariance: Array, fields: tuple[int, ...]) -> GampState:
-        """Before the first step: weights and covariance, fields (N, P, M) that nothing is known
+        """Start from weights and a covariance; fields (N, P, M) that nothing is known
         of."""
         nothing = jnp.zeros(fields, weights.dtype)
         no_precision = jnp.zeros_like(covariance)
@@ -430,14 +426,15 @@ class GampState(eqx.Module):
 
 
 class SideInformation(NamedTuple):
-    """What side information adds to A (P, P) and to b (P, D)."""
+    """The terms that side information adds to A (P, P) and to b (P, D)."""
 
     precision: Array
     fields: Array
 
 
-class Position(eqx.Module):
-    """Where a run is: its `state`, the last finite one, and what the stopping test looks at.
+class GampLoopState(eqx.Module):
+    """The carry of the loop: the `state` of a run, the last finite one, and numbers of the stopping
+    test.
 
     `damping`: its value, the last change of Ŵ, and what it is chosen by; `ratio` of tr C over the
     last step; `decay_count`: steps in a row of geometric decay; `inaccurate`: fraction of
@@ -494,8 +491,8 @@ class Task(NamedTuple):
     adaptive: bool = True
 
 
-class Responses(NamedTuple):
-    """What the fields of one step say: ω, the V that is believed in, the misfit of the labels, the
+class FieldUpdate(NamedTuple):
+    """The fields of one step: ω, V after widening, the misfit of the labels, the
     posteriors of the fields, and Σ g x/√D."""
 
     omega: Array
@@ -505,7 +502,7 @@ class Responses(NamedTuple):
     fields: Array
 
 
-class GampIteration(AbstractSolver[Position]):
+class GampIteration(AbstractSolver[GampLoopState]):
     """Message passing on one data set (module docstring).
 
     `start`: where it begins; `spectral`: the spectral estimate (P, D) in it, if any; `precision`:
@@ -541,10 +538,10 @@ class GampIteration(AbstractSolver[Position]):
 
     # The interface of a solver
 
-    def init(self) -> Position:
+    def init(self) -> GampLoopState:
         """The start."""
         dtype = theory_dtype()
-        return Position(
+        return GampLoopState(
             state=self.start,
             damping=Damping.start(self.damping, self.start.weights),
             ratio=not_recorded((), dtype),  # NaN: one ratio alone is no steady decay
@@ -554,7 +551,7 @@ class GampIteration(AbstractSolver[Position]):
             finite=jnp.ones((), bool),
         )
 
-    def step(self, state: Position, count: Array) -> Position:
+    def step(self, state: GampLoopState, count: Array) -> GampLoopState:
         """One step; a non-finite one is not taken."""
         del count
         old = state.state
@@ -564,7 +561,7 @@ class GampIteration(AbstractSolver[Position]):
         finite = jnp.all(jnp.isfinite(new.weights)) & jnp.all(jnp.isfinite(new.covariance))
         reached = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
         change = new.weights - old.weights
-        return Position(
+        return GampLoopState(
             # the count goes on: history says at which step a run broke
             state=eqx.tree_at(lambda s: s.step, reached, new.step),
             damping=state.damping.follow(change, new.weights, trace, self.adaptive),
@@ -575,7 +572,7 @@ class GampIteration(AbstractSolver[Position]):
             finite=finite,
         )
 
-    def observe(self, state: Position, count: Array) -> dict[str, Array]:
+    def observe(self, state: GampLoopState, count: Array) -> dict[str, Array]:
         """Overlaps and cosines, C, the damping, the residual, and what the user asked to record."""
         now = state.state
         entry = {
@@ -592,27 +589,27 @@ class GampIteration(AbstractSolver[Position]):
             entry["record"] = jax.tree.map(jnp.asarray, made)
         return entry
 
-    def recorded(self, state: Position, count: Array) -> Array:
+    def recorded(self, state: GampLoopState, count: Array) -> Array:
         """Finite states only."""
         del count
         return state.finite
 
-    def terminate(self, state: Position, count: Array) -> Array:
+    def terminate(self, state: GampLoopState, count: Array) -> Array:
         """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED where
         tr C decays geometrically."""
         weights = state.state.weights
         size, start = (jnp.sum(W**2) / W[0].size for W in (weights, self.start.weights))
         still = (state.damping.relative <= self.tolerance) & ~self._emerging(state)
-        ended = still | (jnp.mean(weights**2) <= _VANISHED**2 * start)
+        ended = still | (jnp.mean(weights**2) <= _MIN_NORM**2 * start)
         recovered = jnp.zeros((), bool)
-        grown = size > _GROWN * start
+        grown = size > _MAX_GROWTH * start
         broken = Result.DIVERGED  # of a minimiser: λ + A is not positive definite
         if self.learner.bayes:
             # V of a posterior is its error; that of a minimiser is a response, and need not fall
             trace = jnp.trace(state.state.covariance)
             noiseless = self.observations.model.channel.noiseless
             recovered = noiseless & self.decay.reached(state.decay_count, trace)
-            grown = size > _BEYOND * jnp.trace(self.observations.second_moment)
+            grown = size > _MAX_NORM * jnp.trace(self.observations.second_moment)
             broken = Result.NONFINITE
         # later entries win
         return choose(
@@ -624,17 +621,17 @@ class GampIteration(AbstractSolver[Position]):
             (~state.finite, broken),
         )
 
-    def _emerging(self, state: Position) -> Array:
+    def _emerging(self, state: GampLoopState) -> Array:
         """A row is next to zero and grows: a run whose other rows stand still goes on."""
         size = lambda W: jnp.sum(W**2, axis=tuple(range(1, W.ndim))) / W[0].size
         new = size(state.state.weights)
         old = size(state.state.weights - state.damping.change)
         S = jnp.diagonal(self.observations.second_moment)
-        others = jnp.max(new) > _EMERGING * jnp.max(S)
-        return others & jnp.any((new < _EMERGING * S) & (new > old))
+        others = jnp.max(new) > _MIN_OVERLAP * jnp.max(S)
+        return others & jnp.any((new < _MIN_OVERLAP * S) & (new > old))
 
-    def progress(self, state: Position) -> Mapping[str, str]:
-        """What is not known yet of each index."""
+    def progress(self, state: GampLoopState) -> Mapping[str, str]:
+        """Show the share of each index that is not known yet."""
         return {"C": " ".join(f"{c:.4f}" for c in jnp.diagonal(state.state.covariance))}
 
     # The step
@@ -646,8 +643,8 @@ class GampIteration(AbstractSolver[Position]):
         spread = eqx.tree_at(lambda s: (s.memory, s.g, s.omega), everywhere, (SPREAD,) * 3)
         numbers = None
         if self.compares:
-            # of all samples at once: the same numbers for any number of devices
-            key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), _DRAWS)
+            # of all samples at once: the same for any number of devices; 1: a stream of its own
+            key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), 1)
             numbers = draws(self.observations.model.channel, self.observations.data.samples, key)
         return on_devices(
             GampIteration._device_step,
@@ -662,7 +659,7 @@ class GampIteration(AbstractSolver[Position]):
     ) -> tuple[GampState, tuple[Array, Array]]:
         """`_step`, as one device sees it."""
         operator = self.observations.operator
-        seen = self._responses(operator, state, numbers)
+        seen = self._update_fields(operator, state, numbers)
         g, S = seen.posterior.g, self.observations.second_moment
         A = self._precision(operator, seen.posterior, seen.V)
         b = seen.fields + contract(A, state.weights)
@@ -690,10 +687,10 @@ class GampIteration(AbstractSolver[Position]):
         )
         return next_state, (operator.mean(missed.astype(weights.dtype)), seen.excess)
 
-    def _responses(
+    def _update_fields(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None
-    ) -> Responses:
-        """What the fields of the estimate say.
+    ) -> FieldUpdate:
+        """Compute fields, posterior and back-projection of an estimate.
 
         Inputs that are drawn again are drawn once, for ω and for Σ g x/√D: of labels that V
         explains these are the answer; else V is widened by what all ω say, and they are drawn a
@@ -703,7 +700,7 @@ class GampIteration(AbstractSolver[Position]):
         key = jax.random.fold_in(self.key, state.step)
         C = state.covariance
 
-        def believed(omega: Array) -> tuple[Array, Array]:
+        def widened_variance(omega: Array) -> tuple[Array, Array]:
             if numbers is None:
                 return C, jnp.ones((), C.dtype)
             labels = self.observations.data.labels
@@ -712,11 +709,11 @@ class GampIteration(AbstractSolver[Position]):
 
         if not isinstance(operator.inputs, Regenerated):
             omega = operator.forward(state.weights) - state.memory
-            V, excess = believed(omega)
+            V, excess = widened_variance(omega)
             posterior = self.learner.respond(self.observations.statistic, omega, V, key)
-            return Responses(omega, V, excess, posterior, operator.adjoint(posterior.g))
+            return FieldUpdate(omega, V, excess, posterior, operator.adjoint(posterior.g))
 
-        def through(V: Array) -> Responses:
+        def through(V: Array) -> FieldUpdate:
             def answer(fields: Array, rows: PyTree) -> tuple[Array, PyTree]:
                 statistic, memory = rows
                 omega = fields - memory
@@ -725,7 +722,7 @@ class GampIteration(AbstractSolver[Position]):
 
             rows = (self.observations.statistic, state.memory)
             (omega, posterior), total = operator.forward_adjoint(state.weights, rows, answer)
-            return Responses(omega, *believed(omega), posterior, total)
+            return FieldUpdate(omega, *widened_variance(omega), posterior, total)
 
         if numbers is None:
             return through(C)

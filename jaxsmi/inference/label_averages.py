@@ -51,8 +51,8 @@ class _Labelled(eqx.Module):
         return jnp.einsum("rn,rn...->r...", self.weight, split)
 
 
-class Answers(eqx.Module):
-    """What a learner makes of labels at some order parameters, on average.
+class LearnerAverages(eqx.Module):
+    """Averages over labels of what a learner returns at some order parameters.
 
     `conjugates`: with a leading axis of the R rules of the average; `divergence` and `by_parts`
     (R, P, P): V̂ both ways; `train_loss`, `test_loss`, `error`, `envelope` (R,); `squared`
@@ -163,8 +163,8 @@ class LabelAverages(eqx.Module):
         weight = odds * jnp.repeat(weight, copies, axis=1)
         return _Labelled(omega, goal, labels, known.g, reply, weight)
 
-    def answers(self, x: Overlaps) -> Answers:
-        """What the learner makes of the labels at the order parameters x."""
+    def answers(self, x: Overlaps) -> LearnerAverages:
+        """Average the response of the learner over labels at the order parameters x."""
         labelled = self._labelled(x)
         mean, reply, omega = labelled.mean, labelled.reply, labelled.omega
         alpha, g = self.alpha, reply.g
@@ -179,7 +179,7 @@ class LabelAverages(eqx.Module):
         count = labelled.weight.size
         # `conjugation` is a mean over all samples: weights of mean one
         odds = labelled.weight.ravel() * (count / self.nets)
-        return Answers(
+        return LearnerAverages(
             conjugates=Conjugates(
                 noise=alpha * mean(jnp.einsum("npm,nqm->npq", g, g)),
                 signal=signal,

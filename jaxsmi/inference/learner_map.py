@@ -12,7 +12,7 @@ inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -26,14 +26,14 @@ from jaxsmi.core.arrays import PyTree, concrete, frozen, nan, nan_unless
 from jaxsmi.core.driver import LearnerSolution, Result, Run, Solution
 from jaxsmi.core.options import Start
 from jaxsmi.core.validate import check
-from jaxsmi.inference.label_averages import Answers, LabelAverages
+from jaxsmi.inference.label_averages import LabelAverages, LearnerAverages
 from jaxsmi.inference.order_map import (
     AbstractOrderMap,
     Arguments,
     End,
     Numbers,
     Settings,
-    drive,
+    run_from,
 )
 from jaxsmi.learners.base import Conjugates, Overlaps, learner_of
 from jaxsmi.numerics import fixed_point
@@ -90,7 +90,7 @@ class AbstractLearnerMap(AbstractOrderMap):
             max_steps=settings.max_steps,
             growth=self.growth,
         )
-        return drive(solver, settings)
+        return run_from(solver, settings)
 
 
 class LearnerMap(LabelAverages, AbstractLearnerMap):
@@ -164,7 +164,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
     # The map
 
-    def _next(self, answers: Answers) -> tuple[Overlaps, Overlaps]:
+    def _next(self, answers: LearnerAverages) -> tuple[Overlaps, Overlaps]:
         """The next order parameters, and those of each rule by itself (R, ...), to first order."""
         average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
         follow = lambda c: self.learner.weight_averages(c, self.teacher_law).overlaps
@@ -184,7 +184,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         quadratic = jnp.sum(c.noise * x.covariance) - jnp.sum(c.precision * x.overlap)
         return 0.5 * quadratic + linear - 0.5 * jnp.trace(square) + self.alpha * envelope
 
-    def _measured(self, x: Overlaps, answers: Answers) -> Numbers:
+    def _measured(self, x: Overlaps, answers: LearnerAverages) -> Numbers:
         """Losses, error and energy by each rule (R,)."""
         conjugates = frozen(jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates))
         potential = self._potential(x, conjugates, answers.envelope)
@@ -238,7 +238,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         """The fixed point with its error bars, from one evaluation and its derivatives."""
         x = run.state.x
 
-        def look(x: Overlaps) -> tuple[tuple[Overlaps, Numbers], tuple[Overlaps, Numbers, Answers]]:
+        def look(x: Overlaps) -> tuple[tuple[Overlaps, Numbers], tuple[Any, ...]]:
             answers = self.answers(x)
             value, values = self._next(answers)
             each = self._measured(x, answers)
@@ -280,7 +280,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         }
         return End(x, vars(x) | measured, J, errors, code, fields)
 
-    def _code(self, run: Run[Place], answers: Answers, stability: Array) -> Array:
+    def _code(self, run: Run[Place], answers: LearnerAverages, stability: Array) -> Array:
         """UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed."""
         success = run.result == Result.SUCCESS
         jumps = self.learner.may_jump & _differ(answers, _SIGNIFICANT)
@@ -301,9 +301,9 @@ def _aligned(indices: int, S: Array) -> Array:
     return shared / jnp.linalg.norm(shared, axis=1, keepdims=True) @ S
 
 
-def _differ(answers: Answers, errors: float) -> Array:
-    """Whether V̂ by parts and as a divergence differ by so many standard errors, where proximal
-    points have rivals: what jumps of g make of it."""
+def _differ(answers: LearnerAverages, errors: float) -> Array:
+    """Return whether V̂ by parts and as a divergence differ by so many standard errors, as they do
+    where jumps of g count (proximal points with rivals)."""
     gap = answers.by_parts - answers.divergence
     spread = jnp.std(gap, axis=0, ddof=1) / jnp.sqrt(float(len(gap)))
     size = jnp.max(jnp.abs(jnp.mean(answers.divergence, 0)))

@@ -12,7 +12,6 @@ no damping is asked for, a run that does not settle is damped, and one that dive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -63,8 +62,9 @@ def _risk_task(
     )
 
 
-# by `AbstractLearner.closed_form`: of rows, and of one matrix
-TASKS: Mapping[bool, Callable[..., Task]] = {False: _index_task, True: _matrix_task}
+def learner_task(model: AbstractModel, learner: Any) -> Task:
+    """Message passing of a learner of rows, or of one matrix (averages in closed form)."""
+    return (_matrix_task if learner.closed_form else _index_task)(model, learner)
 
 
 class _IndexRisk(eqx.Module):

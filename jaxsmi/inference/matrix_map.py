@@ -233,7 +233,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         return problem, _logarithms(teacher.prior.norm, largest)
 
     def estimate(self, x: Array) -> _Estimate:
-        """What the learner makes of the matrix at order parameters."""
+        """Average what the learner makes of the matrix at order parameters."""
         prior = self.model.prior
         e, V = jnp.exp(x)
         noise = jnp.maximum(1.0 / (self.alpha * _information(self.model, e)), _RESOLVED)

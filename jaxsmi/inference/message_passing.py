@@ -34,16 +34,16 @@ from jaxsmi.core.options import Bayes, Iteration, Record, Start
 from jaxsmi.core.validate import check
 from jaxsmi.inference.iteration import (
     GampIteration,
+    GampLoopState,
     GampState,
     Observations,
-    Position,
     Risk,
     SideInformation,
     Task,
     contract,
     with_norm,
 )
-from jaxsmi.inference.learner_passing import TASKS
+from jaxsmi.inference.learner_passing import learner_task
 from jaxsmi.inference.spectral import (
     REGULARISATION,
     new_and_old,
@@ -166,7 +166,7 @@ def gamp(
         allowed = "smi.Bayes(..), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
         learner = validate.instance("learner", learner, AbstractLearner, allowed)
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
-        task = TASKS[learner.closed_form](model, learner)
+        task = learner_task(model, learner)
     if iteration.damping is not None:
         task = task._replace(dampings=(iteration.damping,), adaptive=False)
     key = validate.key("key", key)
@@ -266,7 +266,7 @@ def _streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
     return keys[0], keys[1], keys[2]
 
 
-class _Begin(NamedTuple):
+class _GampStart(NamedTuple):
     """The start of a run: the `observations` (their prior with the norm estimated from the
     labels), the `state`, `side` information, and the `spectral` estimate (P, D) if there is one."""
 
@@ -276,13 +276,13 @@ class _Begin(NamedTuple):
     spectral: Array | None = None
 
 
-def _begin(task: Task, data: Dataset, keys: list[PRNGKeyArray], start: Start) -> _Begin:
+def _begin(task: Task, data: Dataset, keys: list[PRNGKeyArray], start: Start) -> _GampStart:
     """The start of a run. `keys`: of its random part, and of the spectral estimate or of side
     information."""
     model, bayes, init = task.model, task.risk is None, start.weights
     if init is None:
-        silent = bayes and not start.aided and _is_silent(model)
-        init = "spectral" if silent else _TINY if bayes else _SIZE
+        even = bayes and not start.aided and _labels_are_even(model)
+        init = "spectral" if even else _TINY if bayes else _SIZE
     word = init if isinstance(init, str) else None
     if word == "spectral" and bayes:
         strength = start.side_information
@@ -305,7 +305,7 @@ def _begin(task: Task, data: Dataset, keys: list[PRNGKeyArray], start: Start) ->
             estimate = _estimate(model, signal, init, side, keys[0])
         state = GampState.start(*estimate, fields)
     observations = Observations.of(model, data, task.responder(model))
-    return _Begin(observations, state, _no_side(state) if side is None else side)
+    return _GampStart(observations, state, _no_side(state) if side is None else side)
 
 
 def _continued(
@@ -359,7 +359,7 @@ def _teacher_signal(model: AbstractModel, data: Dataset) -> Array:
     return model.student.teacher_signal(data.teacher).astype(theory_dtype())
 
 
-def _is_silent(model: AbstractModel) -> bool:
+def _labels_are_even(model: AbstractModel) -> bool:
     """Labels say nothing of W at first order, as far as their parity shows it; and the prior
     neither."""
     if model.unsupported_reason("spectral") is not None or not model.channel.drawable:
@@ -382,7 +382,7 @@ def _even(channel: AbstractChannel, fields: Array) -> Array:
     return jnp.max(jnp.abs(labels - mirrored)) <= rounding
 
 
-def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> _Begin:
+def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> _GampStart:
     """The spectral start; where nothing is learned, a random one. A ValueError (weights NaN where
     traced) for a prior with a mean, and for labels that depend on W at first order."""
     allowed = "a positive number, 'informed' or an array, for this model"
@@ -396,7 +396,7 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     check(~start.first_order, "start", "spectral", allowed)
     size = jnp.where(start.first_order | ~centred, jnp.nan, _TINY)
     state = _noisy(start.state, keys[0], size)
-    return _Begin(observations, state, _no_side(state), start.estimate)
+    return _GampStart(observations, state, _no_side(state), start.estimate)
 
 
 @eqx.filter_jit
@@ -411,7 +411,7 @@ def _noisy(state: GampState, key: PRNGKeyArray, size: Array) -> GampState:
 
 def _iterate(
     problem: GampIteration, every: int, label: str | None, key: PRNGKeyArray
-) -> tuple[GampIteration, Run[Position]]:
+) -> tuple[GampIteration, Run[GampLoopState]]:
     """One run to its end, and its solver, which starts anew where it goes on."""
     steps = problem.max_steps
     run = init_run(problem, steps // every)
@@ -431,7 +431,7 @@ _restarted = eqx.filter_jit(GampIteration.init)
 
 
 def _following(
-    problem: GampIteration, run: Run[Position], key: PRNGKeyArray
+    problem: GampIteration, run: Run[GampLoopState], key: PRNGKeyArray
 ) -> GampIteration | None:
     """The solver that continues a converged run with a spectral estimate of the directions at zero
     overlap, given the learned ones. None without a spectral start, inside jit, where all directions
@@ -464,7 +464,7 @@ def _following(
 @eqx.filter_jit
 def _finish(
     problem: GampIteration,
-    end: Run[Position],
+    end: Run[GampLoopState],
     risk: Risk | None,
     key: PRNGKeyArray,
     valid: Array,
@@ -518,7 +518,7 @@ def _finish(
     )
 
 
-def _overconfident(problem: GampIteration, end: Run[Position]) -> Array:
+def _overconfident(problem: GampIteration, end: Run[GampLoopState]) -> Array:
     """A run ended quietly with labels that are missed by more than V explains.
 
     A run that is not calibrated does not compare them on its way: V falling to zero is then

@@ -138,7 +138,7 @@ class AbstractOrderMap(eqx.Module):
         return fixed_point.derivative(lambda m: m(x), self, directions)
 
 
-def drive(solver: AbstractSolver[_State], settings: Settings) -> Run[_State]:
+def run_from(solver: AbstractSolver[_State], settings: Settings) -> Run[_State]:
     """Run a solver from its start."""
     steps = settings.max_steps
     return run_solver(solver, init_run(solver, steps), steps, label=settings.label)
@@ -342,7 +342,7 @@ class OverlapMap(AbstractOrderMap):
         still, start = frozen(self), lax.stop_gradient(start)
         steps = {"max_steps": settings.max_steps, "newton": settings.newton}
         solver = still.iteration(start, tolerance=settings.tolerance, **steps)
-        return self, drive(solver, settings)
+        return self, run_from(solver, settings)
 
     def __call__(self, x: Array) -> tuple[Array, Numbers]:
         """F(V), and the numbers at V."""
@@ -370,7 +370,7 @@ class OverlapMap(AbstractOrderMap):
         return End(last.V, self.numbers(last.V), J, {"overlap": stderr}, code, fields)
 
     def slope(self, x: Array, jacobian: Array) -> Array:
-        """That of the average over the points, where labels move with the fields."""
+        """Jacobian of the sampled map, whose labels move with the fields."""
         del jacobian
         stated = self.evaluate(x).jacobian
         regular = self.model.channel.pathwise

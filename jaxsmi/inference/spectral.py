@@ -246,7 +246,7 @@ def _without(known: GampState, unknown: Array, S: Array) -> GampState:
 def _moments(
     observations: Observations, known: GampState, unknown: Array, key: PRNGKeyArray
 ) -> LabelMoments:
-    """What each label says of its fields in the unknown directions, given the others, (N, ..)."""
+    """Respond to each label in the unknown directions of its fields, given the others, (N, ..)."""
     channel, S = observations.model.channel, observations.second_moment
     omega = observations.forward(known.weights) - known.memory
     post = channel.respond(observations.statistic, omega, known.covariance, key)
@@ -365,7 +365,7 @@ class Product(eqx.Module):
     others: Array
 
     def __call__(self, vectors: Array) -> Array:
-        """Of vectors (P D, k)."""
+        """Apply the operator to columns (P D, k)."""
         P, D = self.others.shape
         weights = self.projected(vectors.T.reshape(-1, P, D))
         moved = on_devices(
@@ -413,7 +413,7 @@ def eigenvectors(product: Product, wanted: Array, learned: Array, key: PRNGKeyAr
 
 
 def _dense(product: Product, k: int, learned: Array) -> Search:
-    """By the whole matrix."""
+    """Find the eigenvectors of the whole matrix."""
     matrix = symmetric(product(jnp.eye(product.others.size, dtype=product.T.dtype)))
     sound = learned & jnp.all(jnp.isfinite(matrix))  # an eigensolver may not end on NaN
     values, vectors = jnp.linalg.eigh(jnp.where(sound, matrix, 0.0))
@@ -422,7 +422,7 @@ def _dense(product: Product, k: int, learned: Array) -> Search:
 
 
 def _lanczos(product: Product, k: int, wanted: Array, learned: Array, key: PRNGKeyArray) -> Search:
-    """By block Lanczos, begun again from its best vectors."""
+    """Find the eigenvectors by block Lanczos, begun again from its best vectors."""
     P, D = product.others.shape
     # in one unknown direction there are at least D - P dimensions: the blocks are independent
     blocks = min(_STAGE, (D - P) // k)

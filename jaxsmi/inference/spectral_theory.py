@@ -195,12 +195,12 @@ def spectral_overlap(
     key = validate.key("key", key)
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)
-    estimate, silent = _overlap(model, alpha, key, power_of_two(max(points, 2)), nets)
+    estimate, not_linear = _overlap(model, alpha, key, power_of_two(max(points, 2)), nets)
     allowed = (
         "one whose labels say nothing of W at first order: message passing needs no other start"
     )
-    check(silent, "model", title(model), allowed)
-    valid = centred & silent & validate.valid(alpha) & validate.valid(model)
+    check(not_linear, "model", title(model), allowed)
+    valid = centred & not_linear & validate.valid(alpha) & validate.valid(model)
     return jax.tree.map(lambda x: jnp.where(valid, x, nan()), estimate)
 
 
@@ -256,7 +256,7 @@ def transformed(G: Array, s: Array | float) -> Array:
 
 
 class Outlier(NamedTuple):
-    """What theory says of the top eigenvectors (module docstring), of up to four groups of them.
+    """Predict the top eigenvectors (module docstring), of up to four groups of them.
 
     Attributes:
         learned: Something stands out of the bulk, and the optimal estimator learns.
@@ -329,7 +329,7 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
 
 
 class _Newton(NamedTuple):
-    """Where the search for a resolvent is: V, what the map itself makes of the last V that was
+    """The state of the search for a resolvent: V, what the map itself makes of the last V that was
     admitted, the last change and the steps taken."""
 
     V: Array
@@ -439,7 +439,7 @@ def _definite(V: Array) -> Array:
 
 
 def _groups(stands_out: Array, together: Array) -> Array:
-    """How many eigenvalues (A,) belong to the group that begins at each rank; 0 where none does."""
+    """Count the eigenvalues (A,) of the group that begins at each rank; 0 where none does."""
     covered = jnp.zeros((), int)
     sizes = []
     for rank in range(len(stands_out)):
