@@ -163,8 +163,8 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
         width = jnp.min(jnp.diagonal(root)[P:]) / jnp.max(jnp.diagonal(root)[:P])
         if self.tokens != 2 or len(self.layers) != 2 or self.layers[-1] != Layer():
             return level(width)
-        # of two layers and two tokens one level for each sample, as the last block moves with t as
-        # far as the tokens of u lie apart [theory: deep-attention, Eq. (17a)]
+        # one level per sample for two layers and two tokens: the last block moves with t in
+        # proportion to the distance between the tokens of u [theory: deep-attention, Eq. (17a)]
         apart = jnp.abs(u[:, 0, 0] - u[:, 0, 1])
         widths = width / jnp.maximum(_SLOPE * apart, jnp.finfo(u.dtype).tiny)
         # few samples at a level of their own leave most of a block empty

@@ -40,7 +40,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 from jaxsmi.numerics.quadrature import covariance_and_variance, quotient, randomised_gaussians
 
-Key = PRNGKeyArray | None  # of random nodes; None where there are none
+Key = PRNGKeyArray | None  # key of random nodes; None if a channel has none
 
 
 class Posterior(eqx.Module):
@@ -195,7 +195,7 @@ def _controlled(values: Array, control: Array) -> Array:
     E Σ g gᵀ = -E Σ ∂g: their difference is the control. It is exact for a linear channel.
     """
     covariance, variance = (
-        # of the other nets: a coefficient from the same one would bias its mean
+        # from the other nets: a coefficient from the same net would bias its mean
         jnp.sum(x, 0) - x
         for x in covariance_and_variance(values, control, axis=1)
     )

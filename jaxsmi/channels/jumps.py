@@ -103,7 +103,7 @@ def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
     gradient = jax.jacfwd(law)
     try:
         jax.eval_shape(gradient, jnp.zeros((indices, tokens), theory_dtype()))
-    except TypeError:  # of a law with a rule for reverse mode alone
+    except TypeError:  # a law with a rule for reverse mode alone
         return jnp.ones((), bool)
     changes = _changes(gradient, indices, tokens)
     return _jumps(changes) | (changes.early > _TURN * changes.scale)

@@ -2,8 +2,8 @@ r"""The channel of any JAX link with a likelihood, integrated numerically.
 
 Equation here [theory: multi-index, section 3]: Z_out(y; ω, V) = ∫ Π_m N(z_m; ω_m, V) p(y|z) dz over
 the P·M fields, z = ω + V^{1/2} t, with p(y|z) = N(y; link(z), Δ I) for Gaussian label noise, or any
-log p(y|z) the user gives. Labels of such a law are drawn by the user's sampler, or, where they are
-few, the k-th where u = Φ(ξ) is between Σ_{j<k} p(y_j|z) and Σ_{j<=k} p(y_j|z). Up to three fields:
+log p(y|z) the user gives. Labels of such a law are drawn by the user's sampler, or, if they are
+few, the k-th if u = Φ(ξ) is between Σ_{j<k} p(y_j|z) and Σ_{j<=k} p(y_j|z). Up to three fields:
 refined trapezoidal sums; more: randomised nets; both through
 `numerics.refining.self_refining_moments`, which reports its error.
 """

@@ -162,12 +162,12 @@ class LinearScores(AbstractScores):
         return fields.reshape(self.tokens, self.tokens)
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """h + noise of variance Δ on the diagonal, Δ/2 off it."""
+        """Return h + noise of variance Δ on the diagonal, Δ/2 off it."""
         normal = noise.reshape(self.tokens, self.tokens)
         return self.link(fields) + jnp.sqrt(self.noise) * 0.5 * (normal + normal.T)
 
     def check_labels(self, labels: Array) -> None:
-        """Symmetric matrices."""
+        """Check that labels are symmetric matrices."""
         y = self.statistic(labels)
         # to rounding of float32 inputs
         gap = jnp.max(jnp.abs(y - jnp.swapaxes(y, -1, -2)))
@@ -175,7 +175,7 @@ class LinearScores(AbstractScores):
         check(gap <= 1e-6 * scale, "labels", labels, "symmetric matrices (N, T, T)")
 
     def statistic(self, labels: Array) -> Array:
-        """The labels (N, T, T); of one token, (N,) too."""
+        """Return the labels (N, T, T); for one token (N,) is allowed, too."""
         return labels.reshape(-1, self.tokens, self.tokens)
 
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
@@ -215,7 +215,7 @@ class SoftmaxScores(AbstractScores):
         return jax.nn.softmax(self.beta * fields.reshape(self.tokens, self.tokens), axis=-1)
 
     def check_labels(self, labels: Array) -> None:
-        """Rows of positive numbers of sum one; a warning where they are float32."""
+        """Check that rows are positive numbers of sum one; warn if they are float32."""
         allowed = "positive numbers (no softmax that has underflowed to zero)"
         check(jnp.all(labels > 0.0), "labels", labels, allowed)
         gap = jnp.max(jnp.abs(jnp.sum(labels, axis=-1) - 1.0))
@@ -226,7 +226,7 @@ class SoftmaxScores(AbstractScores):
             warnings.warn(message, stacklevel=3)
 
     def statistic(self, labels: Array) -> Array:
-        """P h (.., T, T) from y (.., T, T): log y/β = h - (a constant a row)."""
+        """Solve for P h (.., T, T) from y (.., T, T): log y/β = h - (a constant a row)."""
         L = jnp.log(labels.astype(theory_dtype())) / self.beta
         # a softmax forgets a constant of each row, which the symmetry of h gives back
         rows = jnp.mean(jnp.swapaxes(L, -1, -2) - L, axis=-1)  # u_a = mean_b (L_ba - L_ab)
@@ -274,17 +274,17 @@ class HardmaxScores(AbstractScores):
         return 0
 
     def link(self, fields: Array) -> Array:
-        """Each token points at the largest score of its row."""
+        """Point each token at the largest score of its row."""
         return hardmax(fields.reshape(self.tokens, self.tokens))
 
     def check_labels(self, labels: Array) -> None:
-        """Rows with a single one."""
+        """Check that rows have a single one."""
         binary = jnp.all((labels == 0.0) | (labels == 1.0))
         ones = binary & jnp.all(jnp.sum(labels, axis=-1) == 1.0)
         check(ones, "labels", labels, "rows of zeros with a single one")
 
     def statistic(self, labels: Array) -> Array:
-        """s (.., 2), 1 where a token points at itself, else -1."""
+        """Return s (.., 2), 1 where a token points at itself, else -1."""
         return 2.0 * jnp.diagonal(labels, axis1=-2, axis2=-1).astype(theory_dtype()) - 1.0
 
     def mean_log_partition(self, q: Array, V: Array) -> Array:

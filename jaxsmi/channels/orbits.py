@@ -248,7 +248,7 @@ class _Scales(AbstractOrbit):
         def half_square(x: Array) -> Array:
             return 0.5 * (A * (jnp.exp(x) - c0) ** 2 + B * (jnp.exp(-x) - d0) ** 2)
 
-        even = 0.25 * jnp.log(B / A)  # where both terms vary alike
+        even = 0.25 * jnp.log(B / A)  # both terms vary alike there
         # a sign without any weight has ends far out, where squares of fields must stay finite
         log = lambda x: jnp.log(jnp.maximum(x, float(tiny) ** 0.25))
         starts = (even, jnp.where(c0 > 0.0, log(c0), even), jnp.where(d0 > 0.0, -log(d0), even))

@@ -56,7 +56,7 @@ class AbstractSignsChannel(ClosedFormChannel):
         return jnp.array([1.0, -1.0])
 
     def link(self, fields: Array) -> Array:
-        """The sign of the product of the fields, with sign 0 = 1."""
+        """Return the sign of the product of the fields, with sign 0 = 1."""
         return jnp.where(jnp.prod(fields[:, 0]) >= 0.0, 1.0, -1.0)
 
     def check_labels(self, labels: Array) -> None:
@@ -82,7 +82,7 @@ class SignChannel(AbstractSignsChannel):
         return 0 if self.noise is None else 1
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """sign(z + √Δ ξ)."""
+        """Return sign(z + √Δ ξ)."""
         if self.noise is None:
             return self.link(fields)
         return self.link(fields + jnp.sqrt(self.noise) * noise[0])
@@ -106,7 +106,7 @@ class LogisticChannel(AbstractSignsChannel):
         return 1
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """+1 where Φ(ξ) < ς(βz)."""
+        """Return +1 if Φ(ξ) < ς(βz), else -1."""
         return jnp.where(ndtr(noise[0]) < jax.nn.sigmoid(self.beta * fields[0, 0]), 1.0, -1.0)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
@@ -154,7 +154,7 @@ class SquarePlusSignParityChannel(ClosedFormChannel):
         return False
 
     def link(self, fields: Array) -> Array:
-        """z_1² + sign(z_1 z_2 z_3), with sign 0 = 1."""
+        """Return z_1² + sign(z_1 z_2 z_3), with sign 0 = 1."""
         z = fields[:, 0]
         return z[0] ** 2 + jnp.where(z[0] * z[1] * z[2] >= 0.0, 1.0, -1.0)
 
@@ -201,7 +201,7 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     zero = fixed[0] * 0.0
     end = jnp.abs(fixed[0]) + jnp.abs(fixed[1]) + 15.0
     slope = jax.grad(log_integrand)
-    # where panels meet does not need many digits
+    # the ends of panels do not need many digits
     mode = bisect(lambda s: slope(s, *fixed) <= 0.0, zero, end, 25)
     cutoff = log_integrand(mode, *fixed) - 40.0
     high = bisect(lambda s: log_integrand(s, *fixed) <= cutoff, mode, mode + 10.0, 12)

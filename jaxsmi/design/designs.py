@@ -246,8 +246,8 @@ def summed(
     return lax.fori_loop(first, count, lambda k, total: total + part(k, size), last)
 
 
-# Both products read all of X and do little with it, so that memory is the limit. A matrix product
-# of a CPU packs X before it multiplies, and adds up all rows in the precision of X. Here Gᵀ X is
+# Both products read all of X and do little with it, so that memory is the limit. On a CPU a matrix
+# product packs X before it multiplies, and adds up all rows in the precision of X. Here Gᵀ X is
 # taken over blocks that stay in a core's cache: they are read from memory once for all rows of W,
 # bfloat16 is widened there, and the sums of blocks are added up in float64. X Wᵀ of float32 and
 # float64 is a plain product, whose sums are short. (A float32 product Gᵀ X would be faster, but

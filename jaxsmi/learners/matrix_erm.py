@@ -81,7 +81,7 @@ class Shrinkage(eqx.Module):
         tie = jnp.abs(gap) <= _TIE * (square[:, None] + square[None, :])
         product = values * kept
         pairs = (product[:, None] - product[None, :]) / jnp.where(tie, 1.0, gap)
-        # of equal values the limit: (s f)'/(2s); the diagonal itself is f'
+        # the limit for equal values: (s f)'/(2s); the diagonal itself is f'
         ratio = kept / jnp.where(values > 0.0, values, 1.0)
         limit = 0.5 * (self.derivative(values) + ratio)
         pairs = jnp.where(tie, limit[:, None], pairs)

@@ -277,7 +277,7 @@ class AbstractStudent(eqx.Module):
 
     def to_signal(self, weights: Array, teacher: Array | None = None) -> Array:
         """Return the signal of message passing from weights, or from a signal, itself; `teacher`
-        has the sides of the signal, where weights do not say them."""
+        has the sides of the signal, if weights do not determine them."""
         del teacher
         return weights
 
@@ -498,7 +498,7 @@ class AbstractSymmetry(eqx.Module):
 
 
 class _Moves(NamedTuple):
-    """The elements of a group of orders and signs.
+    """Elements of a group of orders and signs.
 
     Attributes:
         ordered: Rows may change places.
@@ -515,16 +515,16 @@ _MOVES = {
     "none": _Moves(False, "fixed"),
     "sign": _Moves(False, "each"),
     "joint sign": _Moves(False, "joint"),
-    "permutation": _Moves(True, "fixed"),  # of the units of a committee
+    "permutation": _Moves(True, "fixed"),  # units of a committee
     "signed permutation": _Moves(True, "each"),
-    "even signed permutation": _Moves(True, "even"),  # of the factors of a product
-    # of z_1² + sign(z_1 z_2 z_3)
+    "even signed permutation": _Moves(True, "even"),  # factors of a product
+    # fields of z_1² + sign(z_1 z_2 z_3)
     "even signed permutation, the first in place": _Moves(True, "even", 1),
 }
 
 
 class SignedOrder(AbstractSymmetry):
-    """Orders and signs of the rows of a block, those that `kind` names."""
+    """Group of orders and signs of the rows of a block, named by `kind`."""
 
     indices: tuple[int, ...] = eqx.field(static=True)
     kind: str = eqx.field(static=True)
@@ -599,7 +599,7 @@ class QueryAndKey(AbstractSymmetry):
         """Compute cosines up to a joint sign for rank one; above, principal angles of query and of
         key."""
         half = len(self.indices) // 2
-        # of numbers A and 1/A leave the direction of each row, up to a joint sign
+        # numbers A and 1/A leave the direction of each row, up to a joint sign
         if half == 1:
             return SignedOrder(self.indices, "joint sign").cosines(cross, Q, rho)
         parts = [

@@ -19,7 +19,7 @@ network, with the same asymptotics. A hidden layer with noise σ, y = (1/√r) �
 has Δ = 4σ² + 2σ⁴.
 
 Other outputs, y = φ(z) + √Δ ξ of the field z [theory: bilinear, Eqs. (33) to (37)], have the
-channels of index models with P = M = 1; signs of S are lost where φ is even.
+channels of index models with P = M = 1; signs of S are lost if φ is even.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Bilinear(MatrixModel):
     r"""Bilinear sequence regression: y = φ(⟨X, S⟩/√(dL)) + √Δ z, S (L, d) a product of width r.
 
     Sample complexity is α = n/(dL), L = round(β d), r = round(ρ d). Inputs are (n, L, d), S and the
-    teacher (L, d): one row a token. `sample` warns where rounding moves β, ρ or α by more than 1 %:
+    teacher (L, d): one row a token. `sample` warns if rounding moves β, ρ or α by more than 1 %:
     compare with the theory of the actual ratios. Stored inputs are n·L·d = α (dL)² numbers: 0.4 GB
     in float64 at d = L = 100, α = 0.5.
 

@@ -63,10 +63,10 @@ class DeepAttention(IndexModel):
         ranks: P_ℓ, a number or one a layer. Default 1.
         beta: Inverse temperature > 0. Default 1.
         heads: Heads >= 1 whose attention matrices are averaged, a number or one a layer. Default 1.
-        tied: False where query and key differ, one value or one a layer. Default True.
+        tied: False if query and key differ, one value or one a layer. Default True.
         noise: Variance Δ >= 0 of Gaussian label noise. Default 0.
         activation: "softmax" or "hardmax" (σ_∞). Default "softmax".
-        prior: Of the weights. Default: iid N(0, 1).
+        prior: Prior of the weights. Default: iid N(0, 1).
         tolerance: Error of g, relative to 1 + max|g|, that the exact channel aims at. Default
             1e-3, 1e-2 for more than three inner variables, 0.05 for three layers and more between
             two tokens.
@@ -120,7 +120,7 @@ class DeepAttention(IndexModel):
         self.beta = validate.number("beta", beta, POSITIVE)
         self.noise = validate.number("noise", noise, VARIANCE)
         if self.activation == "hardmax":
-            # hardmax only samples: there is no channel where noise would enter
+            # hardmax can only be sampled: it has no channel that noise could enter
             check(self.noise == 0.0, "noise", noise, "0 with hardmax")
             self.noise = nan_unless(self.noise, self.noise == 0.0)
         # with a negative skip layers can lose rank, and the inversion of the channel fails
@@ -227,7 +227,7 @@ def _symmetry(layer: Layer, start: int) -> AbstractSymmetry:
 def _link(
     layers: tuple[Layer, ...], activation: str, skip: Array, beta: Array, fields: Array
 ) -> Array:
-    """The link of a network whose channel has no layers of its own."""
+    """Link of a network whose channel does not know its layers."""
     if activation == "hardmax":
         return hardmax_link(fields, layers, skip)
     return attention_link(fields, layers, skip, beta)

@@ -94,7 +94,7 @@ def linear(noise: ArrayLike = 0.0, tokens: int = 1, prior: Prior = None) -> Mult
     Args:
         noise: Variance Δ >= 0. Default 0.
         tokens: M, the measurements of one sample. Default 1.
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -118,7 +118,7 @@ def sign(prior: Prior = None, noise: ArrayLike = 0.0) -> MultiIndex:
     """Perceptron, y = sign(z + √Δ ξ). With a Rademacher prior: the binary perceptron.
 
     Args:
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
         noise: Variance Δ >= 0 of the noise inside the sign; infinite: labels are random signs.
             Default 0.
 
@@ -145,7 +145,7 @@ def phase_retrieval(squared: bool = False, prior: Prior = None) -> MultiIndex:
 
     Args:
         squared: y = z² instead of |z|. Default False.
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -167,7 +167,7 @@ def sign_product(k: int = 2, prior: Prior = None) -> MultiIndex:
 
     Args:
         k: Number of factors, at least 1. Default 2.
-        prior: Of the rows of W. Default: iid N(0, 1).
+        prior: Prior of the rows of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -198,7 +198,7 @@ def product(k: int = 2, prior: Prior = None) -> MultiIndex:
 
     Args:
         k: Number of factors, at least 1. Default 2.
-        prior: Of the rows of W. Default: iid N(0, 1).
+        prior: Prior of the rows of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -230,7 +230,7 @@ def square_plus_sign_parity(prior: Prior = None) -> MultiIndex:
     An even number of the three signs can be flipped, and z_2 and z_3 exchanged.
 
     Args:
-        prior: Of the rows of W. Default: iid N(0, 1).
+        prior: Prior of the rows of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -252,7 +252,7 @@ def logistic(beta: ArrayLike = 1.0, prior: Prior = None) -> MultiIndex:
 
     Args:
         beta: β, in (0, 10]. Default 1.
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -280,8 +280,8 @@ def softmax(classes: int = 3, tolerance: float | None = None, prior: Prior = Non
 
     Args:
         classes: Number of classes, and indices P, at least 2. Default 3.
-        tolerance: That of `MultiIndex`. Default None.
-        prior: Of the rows of W. Default: iid N(0, 1).
+        tolerance: As in `MultiIndex`. Default None.
+        prior: Prior of the rows of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -319,9 +319,9 @@ def poisson(
     """Counts: y is a Poisson number of mean e^{size z}.
 
     Args:
-        size: Of the logarithm of the mean, a number > 0. Default 1.
-        tolerance: That of `MultiIndex`. Default None.
-        prior: Of the row of W. Default: iid N(0, 1).
+        size: Factor of z in the logarithm of the mean, a number > 0. Default 1.
+        tolerance: As in `MultiIndex`. Default None.
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -365,7 +365,7 @@ def piecewise_linear(
         offsets: b (S,).
         knots: Ends of the pieces (S - 1,), increasing.
         noise: Variance Δ >= 0. Default 0.
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
         name: Name of the model. Default "piecewise_linear".
 
     Returns:
@@ -418,7 +418,7 @@ def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> 
     Args:
         noise: Variance Δ >= 0. Default 0.
         leak: Slope for z < 0. Default 0.
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -440,7 +440,7 @@ def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
 
     Args:
         noise: Variance Δ >= 0. Default 0.
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -461,7 +461,7 @@ def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
 
     Args:
         noise: Variance Δ >= 0. Default 0.
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
@@ -482,7 +482,7 @@ def door(width: ArrayLike = HALF_WIDTH, prior: Prior = None) -> MultiIndex:
 
     Args:
         width: A number > 0. Default: half of all labels are 1.
-        prior: Of the row of W. Default: iid N(0, 1).
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.

@@ -141,7 +141,7 @@ class MatrixModel(AbstractModel):
             return jnp.full_like(degrees, jnp.inf)
         allowed = "an output whose label fixes its fields, or never does"
         check(readout.constraints is not None, "model", title(self), allowed)
-        # of a symmetric matrix a field of variance 2V
+        # a field of a symmetric matrix has variance 2V
         return 2.0 * self.prior.weight * degrees / float(readout.constraints or jnp.nan)
 
     @property

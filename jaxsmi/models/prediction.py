@@ -5,7 +5,7 @@ Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
 
     theory:            z = ω + (ρ - Q)^{1/2} η
     of an estimate:    z = Mᵀ Q^{-1} ω + (ρ - Mᵀ Q^{-1} M)^{1/2} η
-    (around the means B Eᵀ and R* Eᵀ, where inputs have fixed directions)
+    (around the means B Eᵀ and R* Eᵀ, if inputs have fixed directions)
     plug-in:  E ‖link(z) - link(ω)‖²;     Bayes:  ½ E ‖link(z) - link(z')‖²
 
 of matrix scores [theory: attention-indexed, Eqs. (34) to (39)], ω ~ √q GOE(T),
@@ -133,7 +133,7 @@ def derivative_of_labels(
 ) -> Estimate:
     """Return the estimate, with an error in place of its derivative in the parameters if sampled
     labels jump."""
-    # labels jump where they are few, also where averages over these have derivatives
+    # finitely many labels jump, even if averages over them have derivatives
     moves = (channel.outcomes is None) & channel.pathwise
     return not_differentiable(estimate, parameters, unless=moves)
 
@@ -195,7 +195,7 @@ def generalization_error(
     M = Ŵ W*ᵀ/D of its weights and ρ = W* W*ᵀ/D of its teacher, which at finite D is S only up to
     √(2/D).
 
-    For matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact where there is a closed form
+    For matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact if there is a closed form
     (two tokens, linear output).
 
     Args:

@@ -154,7 +154,7 @@ class HermiteSeries(eqx.Module):
     """g(z) = Σ_n a_n Π_l H_{n_l}(z_l), with H = He (probabilists', of norm √n!) or h = He/√n!.
 
     Args:
-        terms: From the degrees of the L tokens to a coefficient: {(2, 0): 1.0, (0, 2): 1.0}.
+        terms: Coefficient for the degrees of the L tokens: {(2, 0): 1.0, (0, 2): 1.0}.
         normalised: h instead of He. Default False.
 
     Raises:

@@ -7,7 +7,7 @@ averages:
     overlap Q(Q̂),   V(Q̂) = S - Q(Q̂),   S the second moment
 
 For P indices A, Q̂, Q, V and S are (P, P); for a prior on one matrix they are (1, 1), and Q̂ may be
-a number. The signal and b are (P, D) where columns are independent (`AbstractIidPrior`), and
+a number. The signal and b are (P, D) for independent columns (`AbstractIidPrior`), and
 (L, a, b) for L matrices (`SpectralPrior`).
 """
 

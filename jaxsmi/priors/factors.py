@@ -83,7 +83,7 @@ class WishartLaw(AbstractMatrixLaw):
     def degrees_of_freedom(self) -> Array:
         """D(ρ): twice the number of free entries of S over d²."""
         rho = self.rank_ratio
-        # of full rank all d(d + 1)/2 entries are free
+        # at full rank all d(d + 1)/2 entries are free
         return jnp.where(rho < 1.0, 2.0 * rho - rho**2, 1.0)
 
     def error(self, qhat: Array) -> Array:

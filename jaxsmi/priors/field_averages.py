@@ -37,7 +37,7 @@ from jaxsmi.numerics.linear_algebra import sqrt_psd
 if TYPE_CHECKING:
     from jaxsmi.priors.iid import AbstractIidPrior
 
-Integrand = Callable[["AbstractIidPrior", Array, Array], Array]  # of the prior, b and Q̂
+Integrand = Callable[["AbstractIidPrior", Array, Array], Array]  # function of the prior, b and Q̂
 
 CHUNK = 512  # nodes at a time: small enough for the cache
 REACH = 9.0  # standard deviations spanned, of one index
@@ -96,7 +96,7 @@ def _average_jvp(
     value = average(prior, Qhat, function=function, drift=drift)
     total = jnp.zeros_like(value)
     if Qhat_tangent is not None:
-        # an exact derivative where it is known: by Itô it takes second derivatives of the posterior
+        # an exact derivative if it is known: by Itô it takes second derivatives of the posterior
         slope = average(prior, Qhat, function=drift or generator(function))
         total += jnp.einsum("...pq,pq->...", slope, Qhat_tangent)
     if jax.tree.leaves(prior_tangent):
@@ -260,7 +260,7 @@ def _sequence(weight: Array, mean: Array, spread: Array) -> tuple[Array, Array]:
     share = jnp.cumsum(0.5 * weight + 0.5 / components)
     member = jnp.searchsorted(share[:-1], (jnp.arange(count, dtype=dtype) + 0.5) / count)
     taken = jnp.bincount(member, length=components)
-    # the second moment of each component's nodes is made exact, where there are enough of them
+    # the second moment of each component's nodes is made exact, if there are enough of them
     moment = jax.ops.segment_sum(xi[:, :, None] * xi[:, None, :], member, components)
     number = taken[:, None, None]
     moment = jnp.where(number > 4 * indices, moment / number, jnp.eye(indices, dtype=dtype))

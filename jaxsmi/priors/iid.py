@@ -102,7 +102,7 @@ class Mixture(eqx.Module):
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
         """Compute log Z_w, posterior mean f and posterior covariance C at one field b.
 
-        They are NaN where the integral diverges. Component k: log π_k - ½ log det(I + S_k A) + ½ (b
+        They are NaN if the integral diverges. Component k: log π_k - ½ log det(I + S_k A) + ½ (b
         - Aμ_k)ᵀ C_k (b - Aμ_k) + b·μ_k - ½ μ_kᵀAμ_k, with C_k = (I + S_k A)^{-1} S_k and posterior
         mean m_k = μ_k + C_k (b - Aμ_k). With I + LᵀAL = KKᵀ and H = K^{-1}Lᵀ, C_k = HᵀH; C_k itself
         times a large b would cancel where A is nearly singular, H does not.
@@ -111,7 +111,7 @@ class Mixture(eqx.Module):
         identity = jnp.eye(b.shape[0], dtype=b.dtype)
         gain = jnp.linalg.cholesky(identity + transposed @ A @ self.factor)
         half = jax.scipy.linalg.solve_triangular(gain, transposed, lower=True)
-        # of the triangular factor: a determinant of exponential size would overflow
+        # from the triangular factor: a determinant of exponential size would overflow
         log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(gain, axis1=1, axis2=2)), axis=1)
         pull = jnp.einsum("kpq,kq->kp", half, b - self.mean @ A)
         log_term = self.log_weight - 0.5 * log_det + 0.5 * jnp.sum(pull**2, axis=1)
@@ -137,7 +137,7 @@ def posterior(column: Mixture, b: Array, A: Array) -> tuple[Array, Array]:
     (P, P)."""
     respond = lambda field: column.respond(field, A)[1:]
     batch = max(1, _MAX_BATCH_SIZE // column.size)
-    # all columns at once where they fit: a loop over batches is slower
+    # all columns at once if they fit: a loop over batches is slower
     if b.shape[1] <= batch:
         mean, covariance = jax.vmap(respond, in_axes=1)(b)
     else:
@@ -184,7 +184,7 @@ class AbstractIidPrior(AbstractPrior):
 
     def gram(self, key: PRNGKeyArray, indices: int, dimension: int | Array) -> Float[Array, "P P"]:
         """Draw W Wᵀ/D (P, P) of a random signal."""
-        # of a general law there is no shortcut to the Gram matrix
+        # a general law has no shortcut to the Gram matrix
         W = self.sample(key, indices, int(dimension))
         return W @ W.T / dimension
 
