@@ -22,7 +22,7 @@ def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
     """First step at which cosines reach a level; records that are not finite are skipped.
 
     Args:
-        steps: Of the records, (T,).
+        steps: Steps of the records, (T,).
         cosines: (T, P).
         level: The level c.
 

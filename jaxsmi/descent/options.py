@@ -120,8 +120,8 @@ class Stream(eqx.Module):
 
     Args:
         model: The model that makes the labels.
-        teacher: As `model.sample` takes it: rows (P, D), factors (L r, d), or a matrix S (L, d).
-        dtype: Precision of the inputs. None: that of the theory.
+        teacher: Rows (P, D), factors (L r, d), or a matrix S (L, d), as for `model.sample`.
+        dtype: Precision of the inputs. Default: the precision of the theory.
         directions: U (K, D), of a model with `inputs=smi.Tokens(..)` (`data.directions`).
 
     Raises:

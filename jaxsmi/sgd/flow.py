@@ -295,10 +295,10 @@ def recovery_time(
         start: Overlaps at the start, as for `flow`.
         rate: κ, or a `Rule`, as for `flow`. Default 0, gradient flow.
         level: The level, a number in (0, 1). Default 1/2.
-        student: As for `flow`.
-        key: As for `flow`.
-        averages: As for `flow`.
-        iteration: As for `flow`.
+        student: See `flow`.
+        key: See `flow`.
+        averages: See `flow`.
+        iteration: See `flow`.
 
     Returns:
         An Estimate(value, stderr) of t for each index (P,), of one direction a number: 0 where the
@@ -306,7 +306,7 @@ def recovery_time(
         steps ran out. α = t/κ.
 
     Raises:
-        ValueError: As `flow`, or for a level outside (0, 1).
+        ValueError: In the cases of `flow`, or for a level outside (0, 1).
 
     Example:
         >>> import jax, jaxsmi as smi

@@ -123,18 +123,18 @@ def averages(
 
     Args:
         model: A `SequenceSingleIndex`, or an index model.
-        overlaps: As for `risk`.
-        student: As for `risk`.
-        loss: As for `risk`.
-        key: As for `risk`.
-        averages: As for `risk`.
+        overlaps: See `risk`.
+        student: See `risk`.
+        loss: See `risk`.
+        key: See `risk`.
+        averages: See `risk`.
 
     Returns:
         The averages, with fields `fixed` A_T (P, k), `student_gradient` A_Z (P, P), `square` N_s
         (P, P) and `risk`; and their standard errors, zero where nothing is sampled.
 
     Raises:
-        ValueError: As `risk`.
+        ValueError: In the cases of `risk`.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -177,15 +177,15 @@ def hessian(
 
     Args:
         model: A `SequenceSingleIndex`.
-        overlaps: As for `risk`. Default 0, the origin.
-        key: As for `risk`.
-        averages: As for `risk`.
+        overlaps: See `risk`. Default 0, the origin.
+        key: See `risk`.
+        averages: See `risk`.
 
     Returns:
         An array (1 + K, 1 + K), of an untied network (L, L); NaN where `risk` is NaN.
 
     Raises:
-        ValueError: As `risk`, or for an index model.
+        ValueError: In the cases of `risk`, or for an index model.
 
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
@@ -265,7 +265,7 @@ def flatness(model: AbstractTeacher, order: int = 6, tolerance: float = 1e-10) -
         (3, -2.0)
 
     Cost:
-        That of the coefficients of target and student, and `order` products over 10,000 directions.
+        The coefficients of target and student, and `order` products over 10,000 directions.
 
     Source:
         [ALSKZ25]; [theory: online-sgd, Eqs. (23) to (25)].
@@ -557,7 +557,7 @@ def maximal_rate(
         source).
 
     Raises:
-        ValueError: As `risk`; for labels with noise, or a missing key.
+        ValueError: In the cases of `risk`; for labels with noise, or a missing key.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -573,7 +573,7 @@ def maximal_rate(
         True
 
     Cost:
-        Of an index model a Hessian of the loss at each point; else that of `hessian` and
+        A Hessian of the loss at each point for an index model; else one `hessian` and one
         `averages`.
 
     Source:

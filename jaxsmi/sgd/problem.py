@@ -127,7 +127,7 @@ class Rule(eqx.Module):
 
 
 class Initial(eqx.Module):
-    """Where online SGD starts, with the teacher that it learns from.
+    """Start of online SGD, and the teacher that it learns from.
 
     Args:
         student: Scale of a random student (None: 1); or overlaps (M, Q) with M (P, k), Q (P, P);

@@ -227,7 +227,7 @@ def next_crossing(
         branch: The branch at the last threshold.
         Q: The overlap (P, P) there.
         guess: The threshold of a model nearby.
-        alpha_max: Where the scan ends.
+        alpha_max: The α at which the scan ends.
     """
     S = branch.second_moment
     lowest = float(branch.alpha)
