@@ -44,287 +44,7 @@ from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.display import describe, safe_repr
 from jaxsmi.core.validate import check
 
-# Relative size of an eigenvalue below which rounding of `eigh`, 1e-16 times the largest one and
-# amplified by its inverse, exceeds 1e-6 of the whitened inputs.
-_SINGULAR = 1e-10
-
-
-class Whitening(eqx.Module):
-    """How inputs were whitened: what maps weights and inputs there and back.
-
-    Attributes:
-        variances: s (D,), the eigenvalues of Σ: the variances of iid weights in the new
-            coordinates, of which the mean is their second moment.
-        basis: U (D, D), the eigenvectors of Σ.
-        tokens: C (M, M); None: tokens were left as they were.
-    """
-
-    variances: Array
-    basis: Array
-    tokens: Array | None = None
-
-    def whitened(self, inputs: Array) -> Array:
-        """x' = C^{-1/2} x U diag(s)^{-1/2} of inputs (N, M, D), in their precision."""
-        wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
-        if self.tokens is not None:
-            wide = jnp.einsum("mk,nkd->nmd", _inverse_root(self.tokens).astype(wide.dtype), wide)
-        inverse = (self.basis / jnp.sqrt(self.variances)).astype(wide.dtype)
-        flat = jnp.matmul(wide, inverse, precision="highest")
-        return flat.astype(inputs.dtype)
-
-    def into(self, weights: Array) -> Array:
-        """W' = W U diag(s)^{1/2} of weights (P, D)."""
-        return (weights @ self.basis) * jnp.sqrt(self.variances)
-
-    def back(self, weights: Array) -> Array:
-        """W = W' diag(s)^{-1/2} Uᵀ of weights (P, D) in whitened coordinates."""
-        return (weights / jnp.sqrt(self.variances)) @ self.basis.T
-
-
-def covariance_of(inputs: Array) -> Array:
-    """XᵀX/(NM) (D, D) of inputs (N, M, D)."""
-    rows = inputs.reshape(-1, inputs.shape[2]).astype(theory_dtype())
-    return rows.T @ rows / rows.shape[0]
-
-
-def whitening_of(
-    inputs: Array, covariance: ArrayLike | None, tokens: ArrayLike | None
-) -> Whitening:
-    """Validate the arguments of `Dataset.whiten`; estimate a covariance that is None."""
-    N, M, D = inputs.shape
-    C = None if tokens is None else _definite("tokens", tokens, M)
-    if covariance is None:
-        allowed = f"data of more than D = {D} tokens in all, or a covariance of other inputs"
-        check(N * M > D, "covariance", f"None for {N * M} tokens", allowed)
-        # the covariance of features is that of tokens without correlations
-        independent = inputs
-        if C is not None:
-            independent = jnp.einsum("mk,nkd->nmd", _inverse_root(C), inputs.astype(theory_dtype()))
-        covariance = covariance_of(independent)
-    elif np.ndim(covariance) == 3:  # also of what is no array: the next line names it
-        allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
-        others = validate.array("covariance", covariance, allowed, shape=(None, None, D))
-        share = D * D / others.size
-        check(share < 1.0, "covariance", covariance, allowed)
-        # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
-        covariance = covariance_of(others) / (1.0 - share)
-    Sigma = _definite("covariance", covariance, D)
-    variances, basis = jnp.linalg.eigh(Sigma)
-    return Whitening(variances, basis, C)
-
-
-def _definite(name: str, value: ArrayLike, size: int) -> Array:
-    allowed = f"a symmetric positive definite array ({size}, {size})"
-    matrix = validate.array(name, value, allowed, shape=(size, size))
-    # a covariance that was computed in single precision is symmetric to 1e-6 only
-    gap = jnp.max(jnp.abs(matrix - matrix.T)) <= 1e-6 * jnp.max(jnp.abs(matrix))
-    check(gap, name, value, allowed)
-    matrix = 0.5 * (matrix + matrix.T)
-    values = jnp.linalg.eigvalsh(matrix)
-    check(values[0] > _SINGULAR * values[-1], name, value, allowed)
-    return matrix
-
-
-def _inverse_root(matrix: Array) -> Array:
-    values, vectors = jnp.linalg.eigh(matrix)
-    return (vectors / jnp.sqrt(values)) @ vectors.T
-
-
-# A quick test takes so many features, tokens and numbers: some hundredths of a second, beside
-# seconds of message passing on the same data.
-_FEATURES = 64
-_TOKENS = 8
-_NUMBERS = 2**17
-_RUN = 8  # features in a row: neighbours may be correlated where others are not
-_RARE = 1e-8  # p-value of one of six statistics: no false alarm in a lifetime
-_LARGE = 0.05  # below this relative size message passing does not notice (empirical)
-_EXACT = 1e-12  # relative variance of a statistic that is constant up to rounding
-
-
-class Moment(NamedTuple):
-    """One statistic of the inputs.
-
-    Attributes:
-        name: What it measures.
-        size: How large the departure is, relative to what message passing assumes.
-        z: How far it is from its mean for iid entries, in standard deviations.
-        p_value: Of iid entries: how likely they are so far from it.
-        remedy: What to do where it fails.
-    """
-
-    name: str
-    size: float
-    z: float
-    p_value: float
-    remedy: str
-
-    @property
-    def fails(self) -> bool:
-        """True where it is beyond chance and large enough to matter."""
-        return self.p_value < _RARE and self.size > _LARGE
-
-
-class SecondMoments(NamedTuple):
-    """Statistics of inputs (`Dataset.second_moments`)."""
-
-    moments: tuple[Moment, ...]
-
-    @property
-    def failing(self) -> tuple[Moment, ...]:
-        """The statistics that fail."""
-        return tuple(moment for moment in self.moments if moment.fails)
-
-    @property
-    def message(self) -> str:
-        """The statistics that fail, with their sizes and remedies; empty where none does."""
-        return "; ".join(
-            f"{moment.name} (size {moment.size:.2g}, z = {moment.z:.1f}: {moment.remedy})"
-            for moment in self.failing
-        )
-
-    def __str__(self) -> str:
-        lines = [f"{'':28}{'size':>9}{'z':>9}{'p':>10}"]
-        for moment in self.moments:
-            row = f"{moment.name:28}{moment.size:9.3f}{moment.z:9.1f}{moment.p_value:10.1e}"
-            lines.append(row + ("  fails" if moment.fails else ""))
-        return "\n".join(lines)
-
-
-def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> SecondMoments:
-    """The statistics of inputs (N, M, D) without their mean (M, D); `quick`: of a block of them."""
-    D = np.shape(inputs)[2]
-    if quick:
-        block = block_of(np.shape(inputs))
-        # inside jit the inputs may be known all the same, and a block of them then is, too
-        with jax.ensure_compile_time_eval():
-            inputs = jnp.asarray(inputs)[np.ix_(*block)]
-        mean = mean[np.ix_(*block[1:])]
-    x = np.asarray(inputs, np.float64) - mean
-    N, M, _ = x.shape
-    means = _means(x)
-    # else a mean would show in every other statistic, and hide which assumption fails
-    if means.fails:
-        x = x - np.mean(x, axis=0)
-    square = float(np.mean(x**2))
-    if square == 0.0:
-        nothing = Moment("variance of the entries", 1.0, -np.inf, 0.0, "inputs do not vary")
-        return SecondMoments((nothing,))
-    deviation = x**2 / square - 1.0
-    # one token a sample: those of one sample may be correlated, and the rows must not be
-    rows = x[np.arange(N), np.arange(N) % M]
-    moments = (
-        means,
-        _variance(square, deviation),
-        _groups("variances of the features", deviation, (0, 1), "whiten, or scale each"),
-        _groups("norms of the tokens", deviation, (2,), "divide each token by its norm"),
-        _correlations(rows, D),
-        _tokens(np.swapaxes(x, 1, 2).reshape(-1, M)),
-    )
-    return SecondMoments(moments[:-1] if M == 1 else moments)
-
-
-def block_of(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples, tokens and features of a block of inputs (N, M, D) for a quick test."""
-    N, M, D = shape
-    runs = -(-min(D, _FEATURES) // _RUN)
-    starts = np.linspace(0, max(D - _RUN, 0), runs).astype(int)
-    features = np.unique((starts[:, None] + np.arange(_RUN)).ravel())
-    features = np.arange(D) if D <= _FEATURES else features
-    tokens = np.unique(np.linspace(0, M - 1, min(M, _TOKENS)).astype(int))
-    most = max(_NUMBERS // (len(features) * len(tokens)), 2)
-    samples = np.unique(np.linspace(0, N - 1, min(N, most)).astype(int))
-    return samples, tokens, features
-
-
-class _Law(NamedTuple):
-    """A sum of squares T, its mean and variance for iid entries."""
-
-    T: float
-    mean: float
-    variance: float
-
-
-def _of_random_signs(sums: np.ndarray, second: np.ndarray, fourth: np.ndarray) -> _Law:
-    """T = Σ_k (Σ_i p_ki)², from Σ_i p_ki, Σ_i p_ki² and Σ_i p_ki⁴."""
-    variance = 2.0 * float(np.sum(second**2 - fourth))
-    return _Law(float(np.sum(sums**2)), float(np.sum(second)), variance)
-
-
-def _over_pairs(columns: np.ndarray) -> _Law:
-    """T over pairs of columns, of their squared scalar product."""
-    # above the diagonal: each pair once, and no column with itself
-    return _of_random_signs(*(np.triu(p.T @ p, 1) for p in (columns, columns**2, columns**4)))
-
-
-def _moment(name: str, size: float, law: _Law, remedy: str) -> Moment:
-    """A sum of squares beside its law. A lower tail is that of the normal law, which is the wider
-    one there."""
-    T, mean, variance = law
-    if variance <= _EXACT * mean**2 or mean == 0.0:
-        return Moment(name, 0.0, 0.0, 1.0, remedy)
-    from scipy.special import gammaincc  # here: importing it takes longer than the sums
-
-    z = (T - mean) / np.sqrt(variance)
-    upper = float(gammaincc(mean**2 / variance, max(T, 0.0) * mean / variance))
-    p_value = min(1.0, 2.0 * upper if z > 0.0 else _two_sided(z))
-    return Moment(name, float(size), float(z), p_value, remedy)
-
-
-def _two_sided(z: float) -> float:
-    return math.erfc(abs(z) / math.sqrt(2.0))
-
-
-def _variance(square: float, deviation: np.ndarray) -> Moment:
-    """Mean square of all entries: one."""
-    remedy = "divide the inputs by its root, or give the prior the second moment of the fields"
-    # of ±1 the mean square does not fluctuate, and single precision rounds it to 1e-7
-    spread = max(np.sqrt(np.mean(deviation**2) / deviation.size), 1e-7)
-    z = float((square - 1.0) / spread)
-    return Moment("variance of the entries", abs(square - 1.0), z, _two_sided(z), remedy)
-
-
-def _means(x: np.ndarray) -> Moment:
-    """Σ of the squared means over samples of each entry (m, d)."""
-    law = _of_random_signs(*(np.sum(x**power, axis=0) for power in (1, 2, 4)))
-    size = (law.T - law.mean) / max(len(x) * law.mean, np.finfo(float).tiny)
-    return _moment("means", size, law, "subtract the means from the inputs")
-
-
-def _groups(name: str, deviation: np.ndarray, axes: tuple[int, ...], remedy: str) -> Moment:
-    """Σ of the squared means of x²/⟨x²⟩ - 1 over groups of entries: the analysis of variance."""
-    values = np.mean(deviation, axis=axes).ravel()
-    K = values.size
-    each = deviation.size // K
-    second = float(np.mean(deviation**2))
-    if second <= _EXACT:
-        return Moment(name, 0.0, 0.0, 1.0, remedy)
-    excess = float(np.mean(deviation**4)) / second**2 - 3.0
-    scale = second / each
-    T, mean = float(np.sum(values**2)), (K - 1) * scale
-    variance = 2.0 * scale * mean * max(1.0 + 0.5 * excess / each, 0.0)
-    return _moment(name, (T - mean) / K, _Law(T, mean, variance), remedy)
-
-
-def _correlations(rows: np.ndarray, dimension: int) -> Moment:
-    """Σ of the squared correlations of pairs of features over one token a sample; both tails."""
-    norms = np.sum(rows**2, axis=0)
-    units = rows[:, norms > 0.0] / np.sqrt(norms[norms > 0.0])
-    law = _over_pairs(units)
-    pairs = max(units.shape[1] * (units.shape[1] - 1), 1)
-    size = 2.0 * abs(law.T - law.mean) * (dimension - 1) / pairs
-    remedy = "data.whiten(covariance)"
-    if law.mean > law.T:
-        remedy = "smaller than chance: whiten by a covariance from other samples, many more than D"
-    return _moment("correlations of the features", size, law, remedy)
-
-
-def _tokens(columns: np.ndarray) -> Moment:
-    """Σ of the squared covariances of pairs of tokens (samples and features, M)."""
-    covariance = columns.T @ columns
-    roots = np.sqrt(np.maximum(np.diagonal(covariance), np.finfo(float).tiny))
-    size = float(np.max(np.abs(np.tril(covariance / np.outer(roots, roots), -1))))
-    remedy = "data.whiten(covariance, tokens=C), and a link of z @ C^(1/2)"
-    return _moment("correlations of the tokens", size, _over_pairs(columns), remedy)
+# Data sets
 
 
 class HasTeacher(Protocol):
@@ -692,3 +412,290 @@ class Dataset(eqx.Module):
         allowed = f"weights of shape (P, {self.dimension})"
         rows = validate.array("weights", weights, allowed, shape=(None, self.dimension))
         return self.whitening.back(rows)
+
+
+# Whitening
+
+# Relative size of an eigenvalue below which rounding of `eigh`, 1e-16 times the largest one and
+# amplified by its inverse, exceeds 1e-6 of the whitened inputs.
+_SINGULAR = 1e-10
+
+
+class Whitening(eqx.Module):
+    """How inputs were whitened: what maps weights and inputs there and back.
+
+    Attributes:
+        variances: s (D,), the eigenvalues of Σ: the variances of iid weights in the new
+            coordinates, of which the mean is their second moment.
+        basis: U (D, D), the eigenvectors of Σ.
+        tokens: C (M, M); None: tokens were left as they were.
+    """
+
+    variances: Array
+    basis: Array
+    tokens: Array | None = None
+
+    def whitened(self, inputs: Array) -> Array:
+        """x' = C^{-1/2} x U diag(s)^{-1/2} of inputs (N, M, D), in their precision."""
+        wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+        if self.tokens is not None:
+            wide = jnp.einsum("mk,nkd->nmd", _inverse_root(self.tokens).astype(wide.dtype), wide)
+        inverse = (self.basis / jnp.sqrt(self.variances)).astype(wide.dtype)
+        flat = jnp.matmul(wide, inverse, precision="highest")
+        return flat.astype(inputs.dtype)
+
+    def into(self, weights: Array) -> Array:
+        """W' = W U diag(s)^{1/2} of weights (P, D)."""
+        return (weights @ self.basis) * jnp.sqrt(self.variances)
+
+    def back(self, weights: Array) -> Array:
+        """W = W' diag(s)^{-1/2} Uᵀ of weights (P, D) in whitened coordinates."""
+        return (weights / jnp.sqrt(self.variances)) @ self.basis.T
+
+
+def covariance_of(inputs: Array) -> Array:
+    """XᵀX/(NM) (D, D) of inputs (N, M, D)."""
+    rows = inputs.reshape(-1, inputs.shape[2]).astype(theory_dtype())
+    return rows.T @ rows / rows.shape[0]
+
+
+def whitening_of(
+    inputs: Array, covariance: ArrayLike | None, tokens: ArrayLike | None
+) -> Whitening:
+    """Validate the arguments of `Dataset.whiten`; estimate a covariance that is None."""
+    N, M, D = inputs.shape
+    C = None if tokens is None else _definite("tokens", tokens, M)
+    if covariance is None:
+        allowed = f"data of more than D = {D} tokens in all, or a covariance of other inputs"
+        check(N * M > D, "covariance", f"None for {N * M} tokens", allowed)
+        # the covariance of features is that of tokens without correlations
+        independent = inputs
+        if C is not None:
+            independent = jnp.einsum("mk,nkd->nmd", _inverse_root(C), inputs.astype(theory_dtype()))
+        covariance = covariance_of(independent)
+    elif np.ndim(covariance) == 3:  # also of what is no array: the next line names it
+        allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
+        others = validate.array("covariance", covariance, allowed, shape=(None, None, D))
+        share = D * D / others.size
+        check(share < 1.0, "covariance", covariance, allowed)
+        # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
+        covariance = covariance_of(others) / (1.0 - share)
+    Sigma = _definite("covariance", covariance, D)
+    variances, basis = jnp.linalg.eigh(Sigma)
+    return Whitening(variances, basis, C)
+
+
+def _definite(name: str, value: ArrayLike, size: int) -> Array:
+    allowed = f"a symmetric positive definite array ({size}, {size})"
+    matrix = validate.array(name, value, allowed, shape=(size, size))
+    # a covariance that was computed in single precision is symmetric to 1e-6 only
+    gap = jnp.max(jnp.abs(matrix - matrix.T)) <= 1e-6 * jnp.max(jnp.abs(matrix))
+    check(gap, name, value, allowed)
+    matrix = 0.5 * (matrix + matrix.T)
+    values = jnp.linalg.eigvalsh(matrix)
+    check(values[0] > _SINGULAR * values[-1], name, value, allowed)
+    return matrix
+
+
+def _inverse_root(matrix: Array) -> Array:
+    values, vectors = jnp.linalg.eigh(matrix)
+    return (vectors / jnp.sqrt(values)) @ vectors.T
+
+
+# Tests of the covariance of inputs
+
+# A quick test takes so many features, tokens and numbers: some hundredths of a second, beside
+# seconds of message passing on the same data.
+_FEATURES = 64
+_TOKENS = 8
+_NUMBERS = 2**17
+_RUN = 8  # features in a row: neighbours may be correlated where others are not
+_RARE = 1e-8  # p-value of one of six statistics: no false alarm in a lifetime
+_LARGE = 0.05  # below this relative size message passing does not notice (empirical)
+_EXACT = 1e-12  # relative variance of a statistic that is constant up to rounding
+
+
+class Moment(NamedTuple):
+    """One statistic of the inputs.
+
+    Attributes:
+        name: What it measures.
+        size: How large the departure is, relative to what message passing assumes.
+        z: How far it is from its mean for iid entries, in standard deviations.
+        p_value: Of iid entries: how likely they are so far from it.
+        remedy: What to do where it fails.
+    """
+
+    name: str
+    size: float
+    z: float
+    p_value: float
+    remedy: str
+
+    @property
+    def fails(self) -> bool:
+        """True where it is beyond chance and large enough to matter."""
+        return self.p_value < _RARE and self.size > _LARGE
+
+
+class SecondMoments(NamedTuple):
+    """Statistics of inputs (`Dataset.second_moments`)."""
+
+    moments: tuple[Moment, ...]
+
+    @property
+    def failing(self) -> tuple[Moment, ...]:
+        """The statistics that fail."""
+        return tuple(moment for moment in self.moments if moment.fails)
+
+    @property
+    def message(self) -> str:
+        """The statistics that fail, with their sizes and remedies; empty where none does."""
+        return "; ".join(
+            f"{moment.name} (size {moment.size:.2g}, z = {moment.z:.1f}: {moment.remedy})"
+            for moment in self.failing
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{'':28}{'size':>9}{'z':>9}{'p':>10}"]
+        for moment in self.moments:
+            row = f"{moment.name:28}{moment.size:9.3f}{moment.z:9.1f}{moment.p_value:10.1e}"
+            lines.append(row + ("  fails" if moment.fails else ""))
+        return "\n".join(lines)
+
+
+def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> SecondMoments:
+    """The statistics of inputs (N, M, D) without their mean (M, D); `quick`: of a block of them."""
+    D = np.shape(inputs)[2]
+    if quick:
+        block = block_of(np.shape(inputs))
+        # inside jit the inputs may be known all the same, and a block of them then is, too
+        with jax.ensure_compile_time_eval():
+            inputs = jnp.asarray(inputs)[np.ix_(*block)]
+        mean = mean[np.ix_(*block[1:])]
+    x = np.asarray(inputs, np.float64) - mean
+    N, M, _ = x.shape
+    means = _means(x)
+    # else a mean would show in every other statistic, and hide which assumption fails
+    if means.fails:
+        x = x - np.mean(x, axis=0)
+    square = float(np.mean(x**2))
+    if square == 0.0:
+        nothing = Moment("variance of the entries", 1.0, -np.inf, 0.0, "inputs do not vary")
+        return SecondMoments((nothing,))
+    deviation = x**2 / square - 1.0
+    # one token a sample: those of one sample may be correlated, and the rows must not be
+    rows = x[np.arange(N), np.arange(N) % M]
+    moments = (
+        means,
+        _variance(square, deviation),
+        _groups("variances of the features", deviation, (0, 1), "whiten, or scale each"),
+        _groups("norms of the tokens", deviation, (2,), "divide each token by its norm"),
+        _correlations(rows, D),
+        _tokens(np.swapaxes(x, 1, 2).reshape(-1, M)),
+    )
+    return SecondMoments(moments[:-1] if M == 1 else moments)
+
+
+def block_of(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples, tokens and features of a block of inputs (N, M, D) for a quick test."""
+    N, M, D = shape
+    runs = -(-min(D, _FEATURES) // _RUN)
+    starts = np.linspace(0, max(D - _RUN, 0), runs).astype(int)
+    features = np.unique((starts[:, None] + np.arange(_RUN)).ravel())
+    features = np.arange(D) if D <= _FEATURES else features
+    tokens = np.unique(np.linspace(0, M - 1, min(M, _TOKENS)).astype(int))
+    most = max(_NUMBERS // (len(features) * len(tokens)), 2)
+    samples = np.unique(np.linspace(0, N - 1, min(N, most)).astype(int))
+    return samples, tokens, features
+
+
+class _Law(NamedTuple):
+    """A sum of squares T, its mean and variance for iid entries."""
+
+    T: float
+    mean: float
+    variance: float
+
+
+def _of_random_signs(sums: np.ndarray, second: np.ndarray, fourth: np.ndarray) -> _Law:
+    """T = Σ_k (Σ_i p_ki)², from Σ_i p_ki, Σ_i p_ki² and Σ_i p_ki⁴."""
+    variance = 2.0 * float(np.sum(second**2 - fourth))
+    return _Law(float(np.sum(sums**2)), float(np.sum(second)), variance)
+
+
+def _over_pairs(columns: np.ndarray) -> _Law:
+    """T over pairs of columns, of their squared scalar product."""
+    # above the diagonal: each pair once, and no column with itself
+    return _of_random_signs(*(np.triu(p.T @ p, 1) for p in (columns, columns**2, columns**4)))
+
+
+def _moment(name: str, size: float, law: _Law, remedy: str) -> Moment:
+    """A sum of squares beside its law. A lower tail is that of the normal law, which is the wider
+    one there."""
+    T, mean, variance = law
+    if variance <= _EXACT * mean**2 or mean == 0.0:
+        return Moment(name, 0.0, 0.0, 1.0, remedy)
+    from scipy.special import gammaincc  # here: importing it takes longer than the sums
+
+    z = (T - mean) / np.sqrt(variance)
+    upper = float(gammaincc(mean**2 / variance, max(T, 0.0) * mean / variance))
+    p_value = min(1.0, 2.0 * upper if z > 0.0 else _two_sided(z))
+    return Moment(name, float(size), float(z), p_value, remedy)
+
+
+def _two_sided(z: float) -> float:
+    return math.erfc(abs(z) / math.sqrt(2.0))
+
+
+def _variance(square: float, deviation: np.ndarray) -> Moment:
+    """Mean square of all entries: one."""
+    remedy = "divide the inputs by its root, or give the prior the second moment of the fields"
+    # of ±1 the mean square does not fluctuate, and single precision rounds it to 1e-7
+    spread = max(np.sqrt(np.mean(deviation**2) / deviation.size), 1e-7)
+    z = float((square - 1.0) / spread)
+    return Moment("variance of the entries", abs(square - 1.0), z, _two_sided(z), remedy)
+
+
+def _means(x: np.ndarray) -> Moment:
+    """Σ of the squared means over samples of each entry (m, d)."""
+    law = _of_random_signs(*(np.sum(x**power, axis=0) for power in (1, 2, 4)))
+    size = (law.T - law.mean) / max(len(x) * law.mean, np.finfo(float).tiny)
+    return _moment("means", size, law, "subtract the means from the inputs")
+
+
+def _groups(name: str, deviation: np.ndarray, axes: tuple[int, ...], remedy: str) -> Moment:
+    """Σ of the squared means of x²/⟨x²⟩ - 1 over groups of entries: the analysis of variance."""
+    values = np.mean(deviation, axis=axes).ravel()
+    K = values.size
+    each = deviation.size // K
+    second = float(np.mean(deviation**2))
+    if second <= _EXACT:
+        return Moment(name, 0.0, 0.0, 1.0, remedy)
+    excess = float(np.mean(deviation**4)) / second**2 - 3.0
+    scale = second / each
+    T, mean = float(np.sum(values**2)), (K - 1) * scale
+    variance = 2.0 * scale * mean * max(1.0 + 0.5 * excess / each, 0.0)
+    return _moment(name, (T - mean) / K, _Law(T, mean, variance), remedy)
+
+
+def _correlations(rows: np.ndarray, dimension: int) -> Moment:
+    """Σ of the squared correlations of pairs of features over one token a sample; both tails."""
+    norms = np.sum(rows**2, axis=0)
+    units = rows[:, norms > 0.0] / np.sqrt(norms[norms > 0.0])
+    law = _over_pairs(units)
+    pairs = max(units.shape[1] * (units.shape[1] - 1), 1)
+    size = 2.0 * abs(law.T - law.mean) * (dimension - 1) / pairs
+    remedy = "data.whiten(covariance)"
+    if law.mean > law.T:
+        remedy = "smaller than chance: whiten by a covariance from other samples, many more than D"
+    return _moment("correlations of the features", size, law, remedy)
+
+
+def _tokens(columns: np.ndarray) -> Moment:
+    """Σ of the squared covariances of pairs of tokens (samples and features, M)."""
+    covariance = columns.T @ columns
+    roots = np.sqrt(np.maximum(np.diagonal(covariance), np.finfo(float).tiny))
+    size = float(np.max(np.abs(np.tril(covariance / np.outer(roots, roots), -1))))
+    remedy = "data.whiten(covariance, tokens=C), and a link of z @ C^(1/2)"
+    return _moment("correlations of the tokens", size, _over_pairs(columns), remedy)

@@ -46,6 +46,8 @@ from jaxsmi.core.arrays import PyTree, concrete, not_recorded
 from jaxsmi.core.display import describe, format_estimate, number, safe_repr
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
+# Result codes
+
 RUNNING = -1  # the code of an iteration that goes on
 
 # A larger fraction of inner integrals that missed their tolerance makes an answer INACCURATE
@@ -173,6 +175,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+# Solutions
+
+
 def index_names(model: Any, indices: int) -> list[str]:
     """The model's names of its indices ("layer 1", or in layers of rank above one "layer 1, index
     2"), else "index 1" and so on.
@@ -206,10 +211,10 @@ class Solution(eqx.Module):
         overlap: (P, P). State evolution: Q; message passing: Q = Ŵ Ŵᵀ/D.
         stderr: Statistical standard error of `overlap` from the outer average, (P, P); zero for a
             run on data.
-        error: Prediction error ‖ŷ - y‖² of the plug-in predictor at noiseless labels (±1: four
-            times the share of wrong ones; matrices: estimation error), by 2048 new inputs of a run
-            on data; NaN without a teacher. With an error bar: `smi.generalization_error` (of a run:
-            with its `data=`).
+        error: Mean squared error E ‖ŷ - y‖² of ŷ = link(estimated fields) on noiseless labels of
+            new inputs. Of labels ±1 it is four times the share of wrong ones; of matrix models the
+            error of the estimate. Runs on data use 2048 random inputs; NaN without a teacher. With
+            an error bar: `smi.generalization_error` (of a run: with its `data=`).
         alpha: Sample complexity N/D (matrices: n/d², n/(dL)).
         steps: Steps taken.
         residual: The last residual of the fixed point.
@@ -425,6 +430,9 @@ class Threshold(eqx.Module):
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # in a notebook without ipywidgets bars are plain text
     from tqdm.auto import tqdm
+
+
+# Progress bars, and the loop
 
 _SOON = 2.0  # seconds: an unrequested bar of a shorter call would only flicker
 

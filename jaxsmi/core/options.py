@@ -26,11 +26,11 @@ _PRECISIONS = ("controlled", "outer", "divergence", "state")
 
 
 class Averages(eqx.Module):
-    """How averages over random points are taken.
+    """Sampling of averages. A net is one randomised low-discrepancy (Sobol) sequence.
 
     Args:
-        points: Points of all nets together.
-        nets: Independent nets, at least 2, whose spread is the statistical error.
+        points: Quasi-random points, summed over nets.
+        nets: Independent randomisations, at least 2: the standard error is their spread.
 
     Raises:
         ValueError: For a count out of its range.
@@ -49,8 +49,8 @@ class Averages(eqx.Module):
         self.nets = validate.optional(validate.count, "nets", nets, 2)
 
     def sizes(self, points: int, nets: int, images: int = 1) -> tuple[int, int]:
-        """Points of each net and number of nets, by the defaults of a call; a net has at least
-        `images` points."""
+        """Return (points per net, nets), with the defaults of a call; a net has at least `images`
+        points."""
         nets = nets if self.nets is None else self.nets
         points = points if self.points is None else self.points
         # a net is closed under the symmetries of the average: fewer points would break it
@@ -58,11 +58,11 @@ class Averages(eqx.Module):
 
 
 class Iteration(eqx.Module):
-    """How an iteration goes on and ends.
+    """Steps of an iteration, and its end.
 
     Args:
         max_steps: Step budget.
-        tolerance: Where it ends, as the call defines it.
+        tolerance: The distance at which it ends, as the call defines it.
         damping: Share of the old state in the new one, in [0, 1).
         newton: End by Newton steps; False: the plain trajectory.
 
@@ -93,7 +93,7 @@ class Iteration(eqx.Module):
 
 
 class Start(eqx.Module):
-    """Where an iteration starts.
+    """The start of an iteration.
 
     Args:
         overlap: Q (P, P), or a number times the second moment of the prior.
@@ -142,13 +142,15 @@ class Start(eqx.Module):
 
 
 class Bayes(eqx.Module):
-    """The learner that knows the model: how message passing estimates its precision.
+    """The learner that knows the model.
 
     Args:
-        precision: Estimate of A: "controlled", "outer", "divergence" or "state" (that of state
-            evolution at the current V). Default: the model's own; indices "controlled", matrices
-            "state", hardmax "outer".
-        calibrate: Calibrate A and b by the data. Default: for indices True, for matrices False.
+        precision: How message passing estimates A, the precision of the field b = A W* + A^{1/2} ξ
+            that the prior receives: "outer" (1/D) Σ g gᵀ, "divergence" -(1/D) Σ ∂g, "controlled"
+            the first with a control variate, "state" the value of state evolution at the current V.
+            Default: the model's own; indices "controlled", matrices "state", hardmax "outer".
+        calibrate: Rescale A and b where the norm of b disagrees with A. Default: for indices True,
+            for matrices False.
 
     Raises:
         ValueError: For another word.

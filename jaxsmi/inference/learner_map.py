@@ -37,7 +37,7 @@ from jaxsmi.inference.order_map import (
 )
 from jaxsmi.learners.base import Conjugates, Overlaps, learner_of
 from jaxsmi.numerics import fixed_point
-from jaxsmi.numerics.anderson import Anderson, Place
+from jaxsmi.numerics.anderson import Anderson, AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
 
 _POINTS = 16384  # empirical: twice those of Bayes, as each has its mirror images
@@ -75,7 +75,7 @@ class AbstractLearnerMap(AbstractOrderMap):
     def observed(self, x: PyTree) -> Numbers:
         """The record of a step."""
 
-    def iterate(self, start: PyTree, settings: Settings) -> Run[Place]:
+    def iterate(self, start: PyTree, settings: Settings) -> Run[AndersonState]:
         """The end of the iteration from a start."""
         still = frozen(self)
         solver = Anderson(
@@ -221,7 +221,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
     # Its fixed point
 
-    def solve(self, start: Overlaps, settings: Settings) -> tuple[LearnerMap, Run[Place]]:
+    def solve(self, start: Overlaps, settings: Settings) -> tuple[LearnerMap, Run[AndersonState]]:
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
         run = self.iterate(start, settings)
@@ -234,7 +234,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         end = problem.iterate(run.state.x, settings)
         return problem, Run(end.state, run.step + end.step, end.result, run.history)
 
-    def end(self, run: Run[Place]) -> End:
+    def end(self, run: Run[AndersonState]) -> End:
         """The fixed point with its error bars, from one evaluation and its derivatives."""
         x = run.state.x
 
@@ -280,7 +280,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         }
         return End(x, vars(x) | measured, J, errors, code, fields)
 
-    def _code(self, run: Run[Place], answers: LearnerAverages, stability: Array) -> Array:
+    def _code(self, run: Run[AndersonState], answers: LearnerAverages, stability: Array) -> Array:
         """UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed."""
         success = run.result == Result.SUCCESS
         jumps = self.learner.may_jump & _differ(answers, _SIGNIFICANT)

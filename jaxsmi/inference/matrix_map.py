@@ -25,7 +25,7 @@ The risk is convex: there is one fixed point, wherever the iteration starts.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -50,7 +50,7 @@ from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, student_of, with_un
 from jaxsmi.models.base import title
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import fixed_point, roots
-from jaxsmi.numerics.anderson import Place
+from jaxsmi.numerics.anderson import AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.symmetric_spectrum import NODES, AbstractSpectrum, band_nodes
 
@@ -147,8 +147,8 @@ def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
         key = jax.random.key(0)  # closed forms have no random points
         plain = OverlapMap(model, alpha, key, 1, 2)
         zero = jnp.zeros((), alpha.dtype)
-        iteration = plain.iteration(_matrix(start), max_steps=steps, tolerance=zero, newton=False)
-        history = fixed_point.solve(iteration).history
+        solver = plain.solver(_matrix(start), max_steps=steps, tolerance=zero, newton=False)
+        history = fixed_point.solve(solver).history
     return Run(_Root(x, jnp.zeros_like(x)), jnp.asarray(steps), code, history)
 
 
@@ -289,7 +289,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         e, V = jnp.exp(x)
         return {"error": e, "covariance": _matrix(V)}
 
-    def solve(self, start: Array, settings: Settings) -> tuple[MatrixLearnerMap, Run[Place]]:
+    def solve(self, start: Array, settings: Settings) -> tuple[Self, Run[AndersonState]]:
         """Accelerated steps; where these fail, plain ones, which fall from the start to the fixed
         point: slower, and never past it."""
         run = self.iterate(start, settings)
@@ -297,7 +297,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
             run = self.iterate(start, settings._replace(newton=False))
         return self, run
 
-    def end(self, run: Run[Place]) -> End:
+    def end(self, run: Run[AndersonState]) -> End:
         """The fixed point, polished by a Newton step; closed forms have no error."""
         before = run.state.x
         value, push = jax.linearize(self.value, before)

@@ -320,11 +320,11 @@ class OverlapMap(AbstractOrderMap):
 
     # Its fixed point
 
-    def iteration(
+    def solver(
         self, V0: Array, *, max_steps: int, tolerance: Array, newton: bool = True
-    ) -> fixed_point.Iteration:
+    ) -> fixed_point.FixedPointSolver:
         """The iteration of the map from V0 (k, k)."""
-        return fixed_point.Iteration(
+        return fixed_point.FixedPointSolver(
             map_of=self.evaluate,
             V0=V0,
             scale=self.second_moment,
@@ -336,12 +336,12 @@ class OverlapMap(AbstractOrderMap):
 
     def solve(
         self, start: Array, settings: Settings
-    ) -> tuple[OverlapMap, Run[fixed_point.Iterate]]:
+    ) -> tuple[OverlapMap, Run[fixed_point.FixedPointState]]:
         """Plain steps, and Newton steps where the map contracts."""
         # derivatives come from the fixed point, not from the way to it
         still, start = frozen(self), lax.stop_gradient(start)
         steps = {"max_steps": settings.max_steps, "newton": settings.newton}
-        solver = still.iteration(start, tolerance=settings.tolerance, **steps)
+        solver = still.solver(start, tolerance=settings.tolerance, **steps)
         return self, run_from(solver, settings)
 
     def __call__(self, x: Array) -> tuple[Array, Numbers]:
@@ -354,7 +354,7 @@ class OverlapMap(AbstractOrderMap):
         error = self.model.metric.theory_error(x, key=key, points=self.points)
         return {"overlap": self.second_moment - x, "covariance": x, "error": error}
 
-    def end(self, run: Run[fixed_point.Iterate]) -> End:
+    def end(self, run: Run[fixed_point.FixedPointState]) -> End:
         """The last V, with the error of the last evaluation: no other one is needed."""
         last = run.state
         evaluation = last.evaluation

@@ -232,10 +232,10 @@ def _overlap(
     return estimate, tells_nothing(moments.mean)
 
 
-def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Iterate]:
+def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.FixedPointState]:
     """The end of the iteration from above, in units S = I: V = I - Q."""
     one = jnp.eye(moments.mean.shape[-2], dtype=moments.mean.dtype)
-    iteration = fixed_point.Iteration(
+    solver = fixed_point.FixedPointSolver(
         map_of=_SpectralMap(moments, alpha).evaluate,
         V0=_START * one,
         scale=one,
@@ -244,7 +244,7 @@ def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Iter
         newton=True,
         max_steps=_STEPS,
     )
-    return fixed_point.solve(iteration)
+    return fixed_point.solve(solver)
 
 
 # Outliers

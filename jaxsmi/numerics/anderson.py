@@ -30,7 +30,7 @@ _WORSE, _CUT = 2.0, 3.0  # growth of the residual that cuts β, and by which fac
 _LEAST = 0.05  # β at least: slopes down to -39 still converge
 
 
-class Place(eqx.Module):
+class AndersonState(eqx.Module):
     """State: x, the last residual in units, β, the last x and r (depth + 1, n), newest first, with
     the number of differences between them that count, the best x and r with their residual."""
 
@@ -45,7 +45,7 @@ class Place(eqx.Module):
     finite: Array
 
 
-class Anderson(AbstractSolver[Place]):
+class Anderson(AbstractSolver[AndersonState]):
     """x ← F(x), accelerated (module docstring).
 
     Args:
@@ -70,12 +70,12 @@ class Anderson(AbstractSolver[Place]):
     max_steps: int = eqx.field(static=True)
     growth: float = eqx.field(static=True, default=1.0)
 
-    def init(self) -> Place:
+    def init(self) -> AndersonState:
         """x_0."""
         flat, _ = ravel_pytree(self.initial)
         none = jnp.zeros((_DEPTH + 1, flat.size), flat.dtype)
         infinite = jnp.asarray(jnp.inf, flat.dtype)
-        return Place(
+        return AndersonState(
             x=self.initial,
             residual=infinite,
             mixing=jnp.ones((), flat.dtype),
@@ -87,7 +87,7 @@ class Anderson(AbstractSolver[Place]):
             finite=jnp.ones((), bool),
         )
 
-    def step(self, state: Place, count: Array) -> Place:
+    def step(self, state: AndersonState, count: Array) -> AndersonState:
         """The step from x (module docstring)."""
         del count
         x, build = ravel_pytree(state.x)
@@ -123,7 +123,7 @@ class Anderson(AbstractSolver[Place]):
         new = jnp.where(take, candidate, plain)
         # at the least β there is no way back, and every step counts as the best
         better = finite & ((residual < state.least) | (state.mixing <= _LEAST))
-        return Place(
+        return AndersonState(
             x=build(new),
             residual=residual,
             mixing=mixing,
@@ -135,13 +135,13 @@ class Anderson(AbstractSolver[Place]):
             finite=finite | worse,
         )
 
-    def observe(self, state: Place, count: Array) -> dict[str, Array]:
+    def observe(self, state: AndersonState, count: Array) -> dict[str, Array]:
         """x and the residual."""
         entry = self.observed(state.x)
         residual = not_recorded_where(count == 0, state.residual)
         return {"step": count.astype(residual.dtype), **entry, "residual": residual}
 
-    def terminate(self, state: Place, count: Array) -> Array:
+    def terminate(self, state: AndersonState, count: Array) -> Array:
         """SUCCESS within the tolerance, MAX_STEPS, or DIVERGED where F is not finite any more."""
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),

@@ -56,6 +56,291 @@ from jaxsmi.numerics.linear_algebra import (
     symmetric_basis,
 )
 
+# The iteration
+
+# Newton steps need a contraction, as J has statistical errors; next to the end of a branch, where
+# plain steps creep, one that turns out to have left the region is undone instead.
+_CONTRACTS, _CONTRACTS_FOLD = 0.98, 0.998
+_SLOWEST = 1e-6  # 1 - ρ in the distance, at least: beyond, α is at a threshold
+# A Newton step stays near V, or the statistical errors of J throw it onto another branch next to a
+# spinodal: eigenvalues at least 0.3 of those of V, entries within 5 % of S, all of it below S up to
+# rounding of its trace.
+_LEAST_RATIO, _LONGEST, _OUTSIDE = 0.3, 0.05, 1e-3
+# Discrete priors: V collapses faster than any geometric decay. The iteration stops before V is so
+# small that no sample resolves it, where F falls back to S.
+_COLLAPSED, _COLLAPSE = 1e-6, 1e-2
+# √q of two directions above which the random points determine the slope of the map between them
+_RESOLVED = 0.1
+
+
+def apply(J: Array, X: Array) -> Array:
+    """J[X] for a Jacobian (P, P, P, P) and a matrix (P, P)."""
+    return jnp.einsum("abcd,cd->ab", J, X)
+
+
+def perron_value(J: Array) -> Array:
+    """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices."""
+    # on symmetric matrices alone: derivatives of a Cholesky factor see one triangle, so that off
+    # them the entries of J mean nothing
+    basis = symmetric_basis(len(J))
+    return spectral_radius(jnp.einsum("iab,abcd,jcd->ij", basis, J, basis))
+
+
+def resolvent(J: Array, move: PyTree) -> PyTree:
+    """(I - J)^{-1} of a change of n numbers in any tree: J (n, n), or (P, P, P, P) of a matrix."""
+    flat, build = ravel_pytree(move)
+    one = jnp.eye(flat.size, dtype=J.dtype)
+    return build(jnp.linalg.solve(one - J.reshape(one.shape), flat))
+
+
+class Evaluation(eqx.Module):
+    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P), and the fraction of samples whose
+    inner integral was inaccurate."""
+
+    value: Array
+    jacobian: Array
+    replicas: Array
+    inaccurate: Array
+
+
+class FixedPointState(eqx.Module):
+    """State of the iteration: V, the last evaluation of F (at the V before), and its residual.
+
+    `trace`: tr V before the last step; `decay_count`: consecutive steps of geometric decay;
+    `trust`: the part of a Newton step that is taken; `polished`: the last step was one; `open`:
+    distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed point may be
+    zero.
+    """
+
+    V: Array
+    evaluation: Evaluation
+    residual: Array
+    distance: Array
+    rho: Array
+    trace: Array
+    decay_count: Array
+    trust: Array
+    polished: Array
+    open: Array
+    undecided: Array
+    recovered: Array
+
+    @property
+    def finite(self) -> Array:
+        """F of the last V is finite."""
+        return jnp.all(jnp.isfinite(self.evaluation.value))
+
+
+class FixedPointSolver(AbstractSolver[FixedPointState]):
+    """V ← F(V) until the distance to the fixed point is within the tolerance, polished by Newton
+    steps where the map contracts (module docstring).
+
+    Args:
+        map_of: V (P, P) to an `Evaluation` of F.
+        V0: Where to start, (P, P).
+        scale: The largest V (P, P), the second moment of the prior, the unit of sizes.
+        tolerance: On the largest entry of the distance.
+        geometric: V may decay geometrically to zero (`core.driver.GeometricDecay`), which is then
+            perfect recovery; so is V below 1e-6 of its scale that falls a hundredfold.
+        newton: Polish once the iteration contracts.
+        max_steps: Step budget.
+        downwards: Only the direction that V0 leads to matters. F is monotone: once V ≻ V0 the
+            iteration never comes back (MAX_STEPS), and once V ≺ V0 it stays below, which without
+            noise counts as perfect recovery (RECOVERED). Default None: it goes on.
+        fold: The end of a branch may be near: Newton steps are then taken up to ρ = 0.998, and one
+            that leaves the region where F contracts is undone, with plain steps from there. Default
+            False: up to 0.98.
+    """
+
+    map_of: Callable[[Array], Evaluation]
+    V0: Array
+    scale: Array
+    tolerance: Array
+    geometric: Array | bool
+    newton: bool = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+    downwards: Array | None = None
+    fold: bool = eqx.field(static=True, default=False)
+
+    @property
+    def decay(self) -> GeometricDecay:
+        """Without fluctuations: a ratio below one that is steady to 1 % for five steps."""
+        return GeometricDecay(jnp.trace(self.scale), slowest=0.995, spread=0.01, steps=5)
+
+    def init(self) -> FixedPointState:
+        """V0, without an evaluation of F."""
+        V0 = self.V0
+        dtype = self.V0.dtype
+        shapes = eqx.filter_eval_shape(_mapped, self.map_of, V0)
+        unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        infinite = jnp.asarray(jnp.inf, dtype)
+        no = jnp.zeros((), bool)
+        return FixedPointState(
+            V=V0,
+            evaluation=unknown,
+            residual=infinite,
+            distance=infinite,
+            rho=infinite,
+            trace=jnp.trace(V0),
+            decay_count=jnp.zeros((), int),
+            trust=jnp.ones((), dtype),
+            polished=no,
+            open=jnp.full_like(V0, jnp.inf),
+            undecided=no,
+            recovered=no,
+        )
+
+    def step(self, state: FixedPointState, count: Array) -> FixedPointState:
+        """F(V), or the Newton step where that is sound."""
+        del count
+        V = state.V
+        scale = self.scale
+        evaluation = _mapped(self.map_of, V)
+        value = evaluation.value
+        difference = value - V
+        residual = jnp.max(jnp.abs(difference))
+        rho = perron_value(evaluation.jacobian)
+        newton_step = resolvent(evaluation.jacobian, difference)
+        distance = jnp.maximum(
+            residual / jnp.maximum(1.0 - rho, _SLOWEST), jnp.max(jnp.abs(newton_step))
+        )
+        # a Newton step that did not halve the residual: the error of J is too large for all of it
+        trust = jnp.where(
+            state.polished & (residual > 0.5 * state.residual), 0.5 * state.trust, state.trust
+        )
+        candidate = symmetric(value + trust * (V + newton_step - value))
+        # after a polish the trust, not the residual, decides
+        falls = (residual < state.residual) | state.polished
+        contracts = rho < (_CONTRACTS_FOLD if self.fold else _CONTRACTS)
+        take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
+        # `_sound` allows rounding above S, but the next overlap S - V has to be positive
+        inside = scale - positive_part(scale - jnp.where(take, candidate, value))
+        new = jnp.where(take, inside, value)
+        if self.fold:
+            # a Newton step ended beyond the fold: plain steps from before it, and no more Newton
+            left = state.polished & (rho >= 1.0)
+            trust = jnp.where(left, 0.0, trust)
+            new = jnp.where(left, state.evaluation.value, new)
+        trace = jnp.trace(V)
+        ratio = jnp.trace(value) / trace
+        decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.trace)
+        undecided = (ratio < self.decay.slowest) & (trace <= 2.0 * len(V) * distance)
+        remains = jnp.where(
+            take, (1.0 - 0.5 * trust) * newton_step, apply(evaluation.jacobian, newton_step)
+        )
+        # two conditions: a start below `_COLLAPSED` need not be on its way to zero
+        small = jnp.trace(value) < _COLLAPSED * jnp.trace(scale)
+        collapsed = small & (ratio < _COLLAPSE)
+        return FixedPointState(
+            V=new,
+            evaluation=evaluation,
+            residual=residual,
+            distance=distance,
+            rho=rho,
+            trace=trace,
+            decay_count=decay_count,
+            trust=trust,
+            polished=take,
+            open=jnp.abs(symmetric(remains)),
+            undecided=self.geometric & undecided,
+            recovered=self.geometric
+            & (self.decay.reached(decay_count, jnp.trace(new)) | collapsed),
+        )
+
+    def _sound(self, V: Array, candidate: Array) -> Array:
+        """A Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short."""
+        # eigenvalues relative to V: entries alone would let small directions change sign
+        root = jnp.linalg.cholesky(V)
+        whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
+        whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
+        similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > _LEAST_RATIO
+        short = jnp.max(jnp.abs(candidate - V)) < _LONGEST * jnp.max(self.scale)
+        spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
+        inside = spare > -_OUTSIDE * jnp.trace(self.scale)
+        return similar & short & inside & jnp.all(jnp.isfinite(candidate))
+
+    def observe(self, state: FixedPointState, count: Array) -> dict[str, Array]:
+        """V, Q = S - V and the residual."""
+        V = not_recorded_where(~state.finite, state.V)
+        return {
+            "step": count.astype(V.dtype),
+            "covariance": V,
+            "overlap": self.scale - V,
+            "residual": not_recorded_where(count == 0, state.residual),
+        }
+
+    def progress(self, state: FixedPointState) -> Mapping[str, str]:
+        """The overlaps of the single directions."""
+        overlaps = jnp.diagonal(self.scale - state.V)
+        return {"Q": " ".join(f"{q:.4f}" for q in overlaps)}
+
+    def terminate(self, state: FixedPointState, count: Array) -> Array:
+        """SUCCESS within the tolerance and away from zero, RECOVERED on geometric decay, else
+        MAX_STEPS or NONFINITE."""
+        near = (state.distance <= self.tolerance) & (state.rho < 1.0)
+        rises: Array | bool = False
+        falls: Array | bool = False
+        if self.downwards is not None:
+            moved = jnp.linalg.eigvalsh(state.V - self.V0)
+            rises = self.downwards & (moved[0] > 0.0)
+            falls = self.downwards & self.geometric & (moved[-1] < 0.0)
+        return choose(
+            ((count >= self.max_steps) | rises, Result.MAX_STEPS),
+            # later entries win; an undecided V may still turn out to be zero
+            (near & ~state.undecided, Result.SUCCESS),
+            (state.recovered | falls, Result.RECOVERED),
+            (~state.finite, Result.NONFINITE),
+        )
+
+
+@eqx.filter_jit
+def _mapped(map_of: Callable[[Array], Evaluation], V: Array) -> Evaluation:
+    # one trace for the shapes of the start and for the steps
+    return map_of(V)
+
+
+def solve(solver: FixedPointSolver) -> Run[FixedPointState]:
+    """Run to the end, inside jit: codes SUCCESS, RECOVERED, MAX_STEPS, NONFINITE."""
+    steps = solver.max_steps
+    return advance(solver, begin(solver, steps), jnp.asarray(steps))
+
+
+def propagated_error(J: Array, replicas: Array) -> Array:
+    """Standard error (P, P) of the fixed point: independent errors of F (replicas (R, P, P))
+    carried by (I - J)^{-1}."""
+    R = replicas.shape[0]
+    moved = jax.vmap(lambda d: resolvent(J, d))(replicas - jnp.mean(replicas, axis=0))
+    return jnp.sqrt(jnp.sum(moved**2, axis=0) / (R * (R - 1)))
+
+
+def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array) -> Array:
+    """Jacobian (P, P, P, P) of the map on its own random points, as differences on common points
+    measure it.
+
+    In the directions of the null space of Q, where fields are of size √Q and the slope of the
+    points is all noise, the stated Jacobian of the map takes its place.
+    """
+    values, vectors = jnp.linalg.eigh(symmetric(Q))
+    roots = jnp.sqrt(jnp.maximum(values, 0.0))
+    stated = map_of(V).jacobian
+    # symmetric X only: the map is not defined off them
+    rows, columns = np.triu_indices(len(values))
+
+    def along(pair: tuple[Array, Array]) -> Array:
+        i, j = pair
+        outer = vectors[:, i][:, None] * vectors[:, j]
+        X = symmetric(outer)
+        moved = jax.jvp(lambda x: map_of(x).value, (V,), (X,))[1]
+        return jnp.where(roots[i] + roots[j] > _RESOLVED, symmetric(moved), apply(stated, X))
+
+    entries = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
+    table = jnp.zeros((*Q.shape, *Q.shape), V.dtype).at[rows, columns].set(entries)
+    table = table.at[columns, rows].set(entries)
+    return jnp.einsum("ijab,ci,dj->abcd", table, vectors, vectors)
+
+
+# Derivatives of solutions
+
 
 def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array = False) -> PyTree:
     """The answer, with NaN for its derivative along any number of `parameters`, which would be a
@@ -229,284 +514,3 @@ def _with_weight_jvp(
     tree, _, weight = primals
     moved = weight * sum(jnp.sum(x) for x in tangents[1])
     return tree, jax.tree.map(lambda x: x + moved.astype(x.dtype), tangents[0])
-
-
-# Newton steps need a contraction, as J has statistical errors; next to the end of a branch, where
-# plain steps creep, one that turns out to have left the region is undone instead.
-_CONTRACTS, _CONTRACTS_FOLD = 0.98, 0.998
-_SLOWEST = 1e-6  # 1 - ρ in the distance, at least: beyond, α is at a threshold
-# A Newton step stays near V, or the statistical errors of J throw it onto another branch next to a
-# spinodal: eigenvalues at least 0.3 of those of V, entries within 5 % of S, all of it below S up to
-# rounding of its trace.
-_LEAST_RATIO, _LONGEST, _OUTSIDE = 0.3, 0.05, 1e-3
-# Discrete priors: V collapses faster than any geometric decay. The iteration stops before V is so
-# small that no sample resolves it, where F falls back to S.
-_COLLAPSED, _COLLAPSE = 1e-6, 1e-2
-# √q of two directions above which the random points determine the slope of the map between them
-_RESOLVED = 0.1
-
-
-def apply(J: Array, X: Array) -> Array:
-    """J[X] for a Jacobian (P, P, P, P) and a matrix (P, P)."""
-    return jnp.einsum("abcd,cd->ab", J, X)
-
-
-def perron_value(J: Array) -> Array:
-    """Leading eigenvalue of a positive map J (P, P, P, P) on symmetric matrices."""
-    # on symmetric matrices alone: derivatives of a Cholesky factor see one triangle, so that off
-    # them the entries of J mean nothing
-    basis = symmetric_basis(len(J))
-    return spectral_radius(jnp.einsum("iab,abcd,jcd->ij", basis, J, basis))
-
-
-def resolvent(J: Array, move: PyTree) -> PyTree:
-    """(I - J)^{-1} of a change of n numbers in any tree: J (n, n), or (P, P, P, P) of a matrix."""
-    flat, build = ravel_pytree(move)
-    one = jnp.eye(flat.size, dtype=J.dtype)
-    return build(jnp.linalg.solve(one - J.reshape(one.shape), flat))
-
-
-class Evaluation(eqx.Module):
-    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P), and the fraction of samples whose
-    inner integral was inaccurate."""
-
-    value: Array
-    jacobian: Array
-    replicas: Array
-    inaccurate: Array
-
-
-class Iterate(eqx.Module):
-    """State of the iteration: V, the last evaluation of F (at the V before), and its residual.
-
-    `trace`: tr V before the last step; `decay_count`: consecutive steps of geometric decay;
-    `trust`: the part of a Newton step that is taken; `polished`: the last step was one; `open`:
-    distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed point may be
-    zero.
-    """
-
-    V: Array
-    evaluation: Evaluation
-    residual: Array
-    distance: Array
-    rho: Array
-    trace: Array
-    decay_count: Array
-    trust: Array
-    polished: Array
-    open: Array
-    undecided: Array
-    recovered: Array
-
-    @property
-    def finite(self) -> Array:
-        """F of the last V is finite."""
-        return jnp.all(jnp.isfinite(self.evaluation.value))
-
-
-class Iteration(AbstractSolver[Iterate]):
-    """V ← F(V) until the distance to the fixed point is within the tolerance, polished by Newton
-    steps where the map contracts (module docstring).
-
-    Args:
-        map_of: V (P, P) to an `Evaluation` of F.
-        V0: Where to start, (P, P).
-        scale: The largest V (P, P), the second moment of the prior, the unit of sizes.
-        tolerance: On the largest entry of the distance.
-        geometric: V may decay geometrically to zero (`core.driver.GeometricDecay`), which is then
-            perfect recovery; so is V below 1e-6 of its scale that falls a hundredfold.
-        newton: Polish once the iteration contracts.
-        max_steps: Step budget.
-        downwards: Only the direction that V0 leads to matters. F is monotone: once V ≻ V0 the
-            iteration never comes back (MAX_STEPS), and once V ≺ V0 it stays below, which without
-            noise counts as perfect recovery (RECOVERED). Default None: it goes on.
-        fold: The end of a branch may be near: Newton steps are then taken up to ρ = 0.998, and one
-            that leaves the region where F contracts is undone, with plain steps from there. Default
-            False: up to 0.98.
-    """
-
-    map_of: Callable[[Array], Evaluation]
-    V0: Array
-    scale: Array
-    tolerance: Array
-    geometric: Array | bool
-    newton: bool = eqx.field(static=True)
-    max_steps: int = eqx.field(static=True)
-    downwards: Array | None = None
-    fold: bool = eqx.field(static=True, default=False)
-
-    @property
-    def decay(self) -> GeometricDecay:
-        """Without fluctuations: a ratio below one that is steady to 1 % for five steps."""
-        return GeometricDecay(jnp.trace(self.scale), slowest=0.995, spread=0.01, steps=5)
-
-    def init(self) -> Iterate:
-        """V0, without an evaluation of F."""
-        V0 = self.V0
-        dtype = self.V0.dtype
-        shapes = eqx.filter_eval_shape(_mapped, self.map_of, V0)
-        unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        infinite = jnp.asarray(jnp.inf, dtype)
-        no = jnp.zeros((), bool)
-        return Iterate(
-            V=V0,
-            evaluation=unknown,
-            residual=infinite,
-            distance=infinite,
-            rho=infinite,
-            trace=jnp.trace(V0),
-            decay_count=jnp.zeros((), int),
-            trust=jnp.ones((), dtype),
-            polished=no,
-            open=jnp.full_like(V0, jnp.inf),
-            undecided=no,
-            recovered=no,
-        )
-
-    def step(self, state: Iterate, count: Array) -> Iterate:
-        """F(V), or the Newton step where that is sound."""
-        del count
-        V = state.V
-        scale = self.scale
-        evaluation = _mapped(self.map_of, V)
-        value = evaluation.value
-        difference = value - V
-        residual = jnp.max(jnp.abs(difference))
-        rho = perron_value(evaluation.jacobian)
-        newton_step = resolvent(evaluation.jacobian, difference)
-        distance = jnp.maximum(
-            residual / jnp.maximum(1.0 - rho, _SLOWEST), jnp.max(jnp.abs(newton_step))
-        )
-        # a Newton step that did not halve the residual: the error of J is too large for all of it
-        trust = jnp.where(
-            state.polished & (residual > 0.5 * state.residual), 0.5 * state.trust, state.trust
-        )
-        candidate = symmetric(value + trust * (V + newton_step - value))
-        # after a polish the trust, not the residual, decides
-        falls = (residual < state.residual) | state.polished
-        contracts = rho < (_CONTRACTS_FOLD if self.fold else _CONTRACTS)
-        take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
-        # `_sound` allows rounding above S, but the next overlap S - V has to be positive
-        inside = scale - positive_part(scale - jnp.where(take, candidate, value))
-        new = jnp.where(take, inside, value)
-        if self.fold:
-            # a Newton step ended beyond the fold: plain steps from before it, and no more Newton
-            left = state.polished & (rho >= 1.0)
-            trust = jnp.where(left, 0.0, trust)
-            new = jnp.where(left, state.evaluation.value, new)
-        trace = jnp.trace(V)
-        ratio = jnp.trace(value) / trace
-        decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.trace)
-        undecided = (ratio < self.decay.slowest) & (trace <= 2.0 * len(V) * distance)
-        remains = jnp.where(
-            take, (1.0 - 0.5 * trust) * newton_step, apply(evaluation.jacobian, newton_step)
-        )
-        # two conditions: a start below `_COLLAPSED` need not be on its way to zero
-        small = jnp.trace(value) < _COLLAPSED * jnp.trace(scale)
-        collapsed = small & (ratio < _COLLAPSE)
-        return Iterate(
-            V=new,
-            evaluation=evaluation,
-            residual=residual,
-            distance=distance,
-            rho=rho,
-            trace=trace,
-            decay_count=decay_count,
-            trust=trust,
-            polished=take,
-            open=jnp.abs(symmetric(remains)),
-            undecided=self.geometric & undecided,
-            recovered=self.geometric
-            & (self.decay.reached(decay_count, jnp.trace(new)) | collapsed),
-        )
-
-    def _sound(self, V: Array, candidate: Array) -> Array:
-        """A Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short."""
-        # eigenvalues relative to V: entries alone would let small directions change sign
-        root = jnp.linalg.cholesky(V)
-        whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
-        whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
-        similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > _LEAST_RATIO
-        short = jnp.max(jnp.abs(candidate - V)) < _LONGEST * jnp.max(self.scale)
-        spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
-        inside = spare > -_OUTSIDE * jnp.trace(self.scale)
-        return similar & short & inside & jnp.all(jnp.isfinite(candidate))
-
-    def observe(self, state: Iterate, count: Array) -> dict[str, Array]:
-        """V, Q = S - V and the residual."""
-        V = not_recorded_where(~state.finite, state.V)
-        return {
-            "step": count.astype(V.dtype),
-            "covariance": V,
-            "overlap": self.scale - V,
-            "residual": not_recorded_where(count == 0, state.residual),
-        }
-
-    def progress(self, state: Iterate) -> Mapping[str, str]:
-        """The overlaps of the single directions."""
-        overlaps = jnp.diagonal(self.scale - state.V)
-        return {"Q": " ".join(f"{q:.4f}" for q in overlaps)}
-
-    def terminate(self, state: Iterate, count: Array) -> Array:
-        """SUCCESS within the tolerance and away from zero, RECOVERED on geometric decay, else
-        MAX_STEPS or NONFINITE."""
-        near = (state.distance <= self.tolerance) & (state.rho < 1.0)
-        rises: Array | bool = False
-        falls: Array | bool = False
-        if self.downwards is not None:
-            moved = jnp.linalg.eigvalsh(state.V - self.V0)
-            rises = self.downwards & (moved[0] > 0.0)
-            falls = self.downwards & self.geometric & (moved[-1] < 0.0)
-        return choose(
-            ((count >= self.max_steps) | rises, Result.MAX_STEPS),
-            # later entries win; an undecided V may still turn out to be zero
-            (near & ~state.undecided, Result.SUCCESS),
-            (state.recovered | falls, Result.RECOVERED),
-            (~state.finite, Result.NONFINITE),
-        )
-
-
-@eqx.filter_jit
-def _mapped(map_of: Callable[[Array], Evaluation], V: Array) -> Evaluation:
-    # one trace for the shapes of the start and for the steps
-    return map_of(V)
-
-
-def solve(iteration: Iteration) -> Run[Iterate]:
-    """The end of the iteration, inside jit: codes SUCCESS, RECOVERED, MAX_STEPS, NONFINITE."""
-    steps = iteration.max_steps
-    return advance(iteration, begin(iteration, steps), jnp.asarray(steps))
-
-
-def propagated_error(J: Array, replicas: Array) -> Array:
-    """Standard error (P, P) of the fixed point: independent errors of F (replicas (R, P, P))
-    carried by (I - J)^{-1}."""
-    R = replicas.shape[0]
-    moved = jax.vmap(lambda d: resolvent(J, d))(replicas - jnp.mean(replicas, axis=0))
-    return jnp.sqrt(jnp.sum(moved**2, axis=0) / (R * (R - 1)))
-
-
-def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array) -> Array:
-    """Jacobian (P, P, P, P) of the map on its own random points, as differences on common points
-    measure it.
-
-    In the directions of the null space of Q, where fields are of size √Q and the slope of the
-    points is all noise, the stated Jacobian of the map takes its place.
-    """
-    values, vectors = jnp.linalg.eigh(symmetric(Q))
-    roots = jnp.sqrt(jnp.maximum(values, 0.0))
-    stated = map_of(V).jacobian
-    # symmetric X only: the map is not defined off them
-    rows, columns = np.triu_indices(len(values))
-
-    def along(pair: tuple[Array, Array]) -> Array:
-        i, j = pair
-        outer = vectors[:, i][:, None] * vectors[:, j]
-        X = symmetric(outer)
-        moved = jax.jvp(lambda x: map_of(x).value, (V,), (X,))[1]
-        return jnp.where(roots[i] + roots[j] > _RESOLVED, symmetric(moved), apply(stated, X))
-
-    entries = lax.map(along, (jnp.asarray(rows), jnp.asarray(columns)))
-    table = jnp.zeros((*Q.shape, *Q.shape), V.dtype).at[rows, columns].set(entries)
-    table = table.at[columns, rows].set(entries)
-    return jnp.einsum("ijab,ci,dj->abcd", table, vectors, vectors)

@@ -43,11 +43,11 @@ def branch_end(
     fold: bool = False,
 ) -> tuple[Array, Array]:
     """The fixed point V (k, k) reached from V0, and the result code; at perfect recovery V/S is
-    that of `_RECOVERED_V`. `downwards`, `fold`: as in `fixed_point.Iteration`."""
+    that of `_RECOVERED_V`. `downwards`, `fold`: as in `fixed_point.FixedPointSolver`."""
     S = branch.second_moment
     tolerance = jnp.asarray(tolerance, S.dtype)
-    iteration = branch.iteration(V0, max_steps=max_steps, tolerance=tolerance)
-    end = fixed_point.solve(dataclasses.replace(iteration, downwards=downwards, fold=fold))
+    solver = branch.solver(V0, max_steps=max_steps, tolerance=tolerance)
+    end = fixed_point.solve(dataclasses.replace(solver, downwards=downwards, fold=fold))
     V = end.state.V
     # the iteration stops at any small V; what follows needs one size for all recovered runs
     shrunk = V * jnp.minimum(_RECOVERED_V * jnp.trace(S) / jnp.trace(V), 1.0)

@@ -51,7 +51,7 @@ def test_a_turning_point_is_not_a_fixed_point():
     assert residual / (1.0 - 0.8) < 2e-3
     settings = {"geometric": False, "newton": False, "max_steps": 200}
     tolerance = jnp.asarray(2e-3)
-    iteration = fixed_point.Iteration(map_of, start, jnp.eye(2), tolerance, **settings)
+    iteration = fixed_point.FixedPointSolver(map_of, start, jnp.eye(2), tolerance, **settings)
     found = fixed_point.solve(iteration)
     assert result(found) == Result.SUCCESS
     assert np.max(np.abs(found.state.V - end)) < 2e-3
