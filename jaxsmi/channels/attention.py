@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -56,7 +57,7 @@ class AbstractAttentionChannel(AbstractChannel):
     layers: tuple[Layer, ...] = eqx.field(static=True)
     skip: Array
     beta: Array
-    pathwise = property(lambda self: True)  # labels are smooth in the fields
+    pathwise: ClassVar[property] = property(lambda self: True)  # labels are smooth in the fields
 
     @property
     def visible_rank(self) -> int:

@@ -63,7 +63,7 @@ class AbstractScores(AbstractChannel):
     closed_form: ClassVar[bool] = True
     weight: ClassVar[float] = 0.25
     indices: int = eqx.field(static=True, default=1, kw_only=True)
-    pathwise = property(lambda self: True)  # smooth in the fields
+    pathwise: ClassVar[property] = property(lambda self: True)  # smooth in the fields
 
     @property
     @abc.abstractmethod

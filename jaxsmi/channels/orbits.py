@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import abc
 import functools
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -277,7 +278,7 @@ class ProductChannel(FibreChannel):
 
     indices: int = eqx.field(static=True, default=2, kw_only=True)
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
-    pathwise = property(lambda self: True)  # smooth in the fields
+    pathwise: ClassVar[property] = property(lambda self: True)  # smooth in the fields
 
     @property
     def constraints(self) -> int:

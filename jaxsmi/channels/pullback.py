@@ -12,6 +12,8 @@ T = 1 is the field of a symmetric matrix seen through symmetric Gaussian inputs.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -35,8 +37,8 @@ class PullbackChannel(AbstractChannel):
 
     def __init__(self, inner: AbstractChannel, basis: np.ndarray):
         self.inner = inner
-        self.tokens = len(basis)
-        self.indices = inner.indices
+        self.tokens: int = len(basis)
+        self.indices: int = inner.indices
         # static, so that it is no leaf with a derivative; as tuples, which can be hashed
         self._basis = tuple(map(tuple, basis.tolist()))
 
@@ -51,15 +53,15 @@ class PullbackChannel(AbstractChannel):
 
     # Traits of labels, taken from `inner`
 
-    unsupported_reason = property(lambda self: self.inner.unsupported_reason)
-    constraints = property(lambda self: self.inner.constraints)
-    outcomes = property(lambda self: self.inner.outcomes)
-    pathwise = property(lambda self: self.inner.pathwise)
-    noise_size = property(lambda self: self.inner.noise_size)
-    noiseless = property(lambda self: self.inner.noiseless)
-    drawable = property(lambda self: self.inner.drawable)
-    random_nodes = property(lambda self: self.inner.random_nodes)
-    tolerance = property(lambda self: self.inner.tolerance)
+    unsupported_reason: ClassVar[property] = property(lambda self: self.inner.unsupported_reason)
+    constraints: ClassVar[property] = property(lambda self: self.inner.constraints)
+    outcomes: ClassVar[property] = property(lambda self: self.inner.outcomes)
+    pathwise: ClassVar[property] = property(lambda self: self.inner.pathwise)
+    noise_size: ClassVar[property] = property(lambda self: self.inner.noise_size)
+    noiseless: ClassVar[property] = property(lambda self: self.inner.noiseless)
+    drawable: ClassVar[property] = property(lambda self: self.inner.drawable)
+    random_nodes: ClassVar[property] = property(lambda self: self.inner.random_nodes)
+    tolerance: ClassVar[property] = property(lambda self: self.inner.tolerance)
 
     def link(self, fields: Array) -> Array:
         """Return the label of scores without its noise."""

@@ -21,7 +21,7 @@ _CLOSED_PIPE = 141  # 128 + SIGPIPE, as of any program in `.. | head`
 
 _PATIENCE = 5.0  # seconds that saving may take; it takes a fraction of one
 
-writing = threading.Lock()  # held by whoever writes files and prints results
+writing: threading.Lock = threading.Lock()  # held by whoever writes files and prints results
 
 _actions: list[Callable[[], object]] = []
 

@@ -30,7 +30,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -457,7 +457,7 @@ class Bar(tqdm):
     def __init__(self, total: int, label: str, progress: bool | None) -> None:
         delay = _SOON if progress is None else 0.0
         shown = _attended() if progress is None else progress
-        self.count = 0  # of its own: a hidden bar of tqdm does not count
+        self.count: int = 0  # of its own: a hidden bar of tqdm does not count
         super().__init__(total=total, desc=label, leave=False, disable=not shown, delay=delay)
         # the first step includes compilation, and a bar that stands still looks like a fault
         self.set_postfix_str("compiling", refresh=progress is True)
@@ -568,7 +568,8 @@ def advance(
     return lax.while_loop(running, body, run)
 
 
-init_run = eqx.filter_jit(begin)  # from outside jit one program, not one an array
+# from outside jit one program, not one an array
+init_run: Callable[..., Run[Any]] = eqx.filter_jit(begin)
 _advance = eqx.filter_jit(advance)
 
 _CHUNK_SECONDS = 0.2  # Ctrl-C is answered at once, and the host's share stays below a percent

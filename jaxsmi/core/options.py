@@ -149,8 +149,8 @@ class Bayes(eqx.Module):
             that the prior receives: "outer" (1/D) Σ g gᵀ, "divergence" -(1/D) Σ ∂g, "controlled"
             the first with a control variate, "state" the value of state evolution at the current V.
             Default: the model's own; indices "controlled", matrices "state", hardmax "outer".
-        calibrate: Rescale A and b where the norm of b disagrees with A. Default: for indices True,
-            for matrices False.
+        calibrate: Rescale A and b where the norm of b disagrees with A, and widen V where labels
+            do. Default: for indices True, for matrices False.
 
     Raises:
         ValueError: For another word.

@@ -62,7 +62,7 @@ class Gradient(eqx.Module):
     batch_size: int | None = eqx.field(static=True, default=None)
     repeats: int = eqx.field(static=True, default=1)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # a module, so that the numbers that a loss closes over are traced and differentiable
         self.loss = as_module(validate.optional(validate.function, "loss", self.loss, LOSS))
         self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
@@ -101,7 +101,7 @@ class Monitor(eqx.Module):
     level: ArrayLike = 0.5
     progress: bool = eqx.field(static=True, default=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         allowed = "a function of the weights"
         self.record = as_module(
             validate.optional(validate.function, "record", self.record, allowed)

@@ -435,8 +435,9 @@ class MultiIndex(IndexModel):
                 same = value is None or (concrete(value) and value == default)
                 check(same, word, value, f"{default} beside this channel=, which has its own")
         self.prior = iid_prior(prior)
-        allowed = "smi.Tokens(encoding=..)"
-        self.inputs = validate.optional(validate.instance, "inputs", inputs, Tokens, allowed)
+        self.inputs: Tokens | None = validate.optional(
+            validate.instance, "inputs", inputs, Tokens, "smi.Tokens(encoding=..)"
+        )
         if self.inputs is not None:
             second_moment = self.prior.second_moment(self.indices)
             self.inputs.check_fit(self.indices, self.tokens, second_moment)

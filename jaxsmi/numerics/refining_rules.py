@@ -33,7 +33,7 @@ WIDE_OFFSET = 2  # the two coarsest sizes are too coarse there
 
 # of each level, by the number of variables: powers of two where nodes are cheap, in more variables
 # steps of about 2^(1/2), as each is dear
-NODES_PER_AXIS = {
+NODES_PER_AXIS: dict[int, tuple[int, ...]] = {
     1: tuple(2**k for k in range(5, 17)),
     2: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
     3: (20, 28, 40, 56, 80, 100, 128, 160),
@@ -169,15 +169,15 @@ class TrapezoidRule(AbstractRule):
         sizes = tuple(size for size in table if _BALL[dimension] * size**dimension <= max_nodes)
         wide = sizes[WIDE_OFFSET:]
         self.dimension = dimension
-        self.sizes = sizes + wide
-        self.narrow = len(sizes)
+        self.sizes: tuple[int, ...] = sizes + wide
+        self.narrow: int = len(sizes)
         self.radii = (RADIUS,) * len(sizes) + (WIDE_RADIUS,) * len(wide)
         self.shift = 0.0 if dimension > 1 and jumps is None else _SHIFT
         self.analytic = jnp.asarray(analytic)
         self.jumps = jumps
-        self.groups = 2**dimension
+        self.groups: int = 2**dimension
         # the groups of the first levels should fill the smallest
-        self.blocks = Block(16, _NODES[dimension]), Block(512, 2048)
+        self.blocks: tuple[Block, Block] = Block(16, _NODES[dimension]), Block(512, 2048)
 
     @property
     def hidden(self) -> Array | None:
@@ -282,11 +282,11 @@ class NetRule(AbstractRule):
 
     def __init__(self, dimension: int, max_nodes: int, key: PRNGKeyArray):
         self.net = nets(key, _NETS, dimension)
-        self.sizes = tuple(size for size in _NET_SIZES if size <= max_nodes)
-        self.narrow = len(self.sizes)
-        self.groups = _NETS
+        self.sizes: tuple[int, ...] = tuple(size for size in _NET_SIZES if size <= max_nodes)
+        self.narrow: int = len(self.sizes)
+        self.groups: int = _NETS
         # points are costly, and many samples share them
-        self.blocks = Block(4, 256), Block(64, 16384)
+        self.blocks: tuple[Block, Block] = Block(4, 256), Block(64, 16384)
 
     def rows(self, level: Array) -> Array:
         """One row holds all points of a group."""

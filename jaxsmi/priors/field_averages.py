@@ -150,10 +150,10 @@ def _of_posterior(function: Callable[[Array, Array, Array], Array]) -> Integrand
 
 
 # constants, as a new function would be compiled anew
-log_partition = _of_posterior(lambda log_partition, f, C: log_partition)
-half_outer = _of_posterior(lambda log_partition, f, C: 0.5 * jnp.outer(f, f))
-outer = _of_posterior(lambda log_partition, f, C: jnp.outer(f, f))
-covariance = _of_posterior(lambda log_partition, f, C: C)
+log_partition: Integrand = _of_posterior(lambda log_partition, f, C: log_partition)
+half_outer: Integrand = _of_posterior(lambda log_partition, f, C: 0.5 * jnp.outer(f, f))
+outer: Integrand = _of_posterior(lambda log_partition, f, C: jnp.outer(f, f))
+covariance: Integrand = _of_posterior(lambda log_partition, f, C: C)
 covariance_twice = _of_posterior(lambda log_partition, f, C: jnp.einsum("ip,jq->ijpq", C, C))
 minus_covariance_twice = _of_posterior(lambda log_partition, f, C: -jnp.einsum("ip,jq->ijpq", C, C))
 

@@ -72,7 +72,7 @@ class Grid:
         axes = {} if parameters is None else parameters
         validate.instance("parameters", axes, Mapping, "values by name")
         self.axes = {name: _axis(name, values) for name, values in axes.items()}
-        self.seeds = _seeds(seeds)
+        self.seeds: list[int] = _seeds(seeds)
         known = solver in SOLVERS if isinstance(solver, str) else callable(solver)
         check(known, "solver", solver, f"one of {tuple(SOLVERS)}, or a function")
         self.solver = solver
