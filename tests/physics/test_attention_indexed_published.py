@@ -249,6 +249,7 @@ def test_the_printed_weak_recovery_of_hardmax_is_that_of_the_wrong_derivative(re
     assert abs(printed - wrong) < 1e-3  # of two rows, 0.016 apart
 
 
+@pytest.mark.slow
 def test_the_wrong_derivative_gives_the_published_hardmax_curves(reference):
     """With it each published row is a fixed point: q = (1 - 1/t)², t = ᾱ f(q) at width zero, V =
     V(α f) else, to 3 % of V (their integral at the smallest); with the right one none is."""

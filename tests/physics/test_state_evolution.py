@@ -99,6 +99,7 @@ def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
 # Thresholds ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_phase_retrieval_weak_and_perfect_recovery():
     """Weak recovery at 1/2, GAMP's perfect recovery at 1.128, each approached from both sides.
 

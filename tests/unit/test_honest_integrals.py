@@ -177,6 +177,7 @@ def told_and_true(tokens, V, count, fine):
     return np.stack([found.error, found.dg_error]), np.stack(true)
 
 
+@pytest.mark.slow
 def test_what_the_ball_cuts_off_counts_as_much_as_the_response_makes_of_it():
     """V_11 = 0.002, and ∂g is V^{-2} times what moments are: 1e-3 is missing, and said to be."""
     told, true = told_and_true(2, [0.002, 0.5], 32, 1e-8)

@@ -104,6 +104,7 @@ def scores(count, size, seed=0):
     return jnp.asarray(normal + np.swapaxes(normal, 1, 2))
 
 
+@pytest.mark.slow
 def test_a_linear_function_of_scores_is_the_linear_output():
     """To the tolerance of the numerical integral; labels are not symmetric, their mean counts."""
     model = smi.AttentionIndexed(2, 0.5, output=lambda h: h, noise=0.2)

@@ -376,6 +376,7 @@ def test_second_derivatives(discrete):
     np.testing.assert_allclose(second(0.8), slope(first, 0.8, 1e-2), rtol=1e-6)
 
 
+@SLOW
 def test_derivative_in_the_density():
     value = lambda density, name: jnp.sum(getattr(BernoulliGauss(density), name)(3.0 * jnp.eye(1)))
     both = jax.jit(lambda x: [jax.grad(value)(x, name) for name in ("overlap", "free_entropy")])

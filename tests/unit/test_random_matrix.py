@@ -277,6 +277,7 @@ def test_transposition_and_infinite_aspect():
     np.testing.assert_allclose(slopes[0], -0.15 * slopes[1], rtol=1e-10)
 
 
+@SLOW
 def test_against_symmetric_matrices():
     """S + √Δ Z at d = 400: mean squared error of the shrunk matrix, and the eigenvalue counts of
     the density; eigenvalues are rigid, their counts within O(1)."""

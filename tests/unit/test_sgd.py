@@ -435,6 +435,7 @@ def test_directions_of_a_random_start_are_orthonormal():
     np.testing.assert_allclose(runs.overlap, 1.0)
 
 
+@SLOW
 def test_runs_stop_at_their_target_and_tell_when_they_arrived():
     run = {"dimension": 50, "start": (0.6, 0.0)}
     model = SGD.semantic_positional(0.2)

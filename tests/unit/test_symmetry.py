@@ -141,6 +141,7 @@ def test_heads_are_exchanged_by_their_distance():
         assert np.linalg.norm(align(estimate, teacher) - teacher) == pytest.approx(least, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_best_order_is_exact_for_any_number_of_rows():
     rng = np.random.default_rng(3)
     for count in (1, 3, 6, 7, 12):
