@@ -1,7 +1,7 @@
 """Data sets: inputs, labels and teacher; inputs that are stored, or drawn again at each read; a
 test of their covariance, and coordinates in which it is the identity.
 
-Letters of the shapes, here and everywhere: N samples, M tokens, D dimension of a token, P indices.
+Letters of the shapes: N samples, M tokens, D dimension of a token, P indices.
 
     α = N/D, or what the model that made the data counts by (matrices: n/d², n/(dL))
 

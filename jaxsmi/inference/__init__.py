@@ -1,6 +1,7 @@
 """Message passing on data, and its asymptotics: state evolution and the free entropy.
 
-message_passing: `gamp`, by the steps of iteration, which calibrates and damps; of other learners by
-learner_passing. spectral: the estimator that a run starts from, spectral_theory: what
-it knows. order_map: the one state-evolution map, evolution: its fixed points.
+message_passing: `gamp`; iteration: its step, with calibration and damping; learner_passing: other
+learners in it. spectral: the estimator that a run starts from, spectral_theory: its limit.
+evolution: `state_evolution`, the fixed points of a map: order_map of Bayes, learner_map of other
+learners (by label_averages), matrix_map of a matrix; learner_search: the best numbers of a learner.
 """
