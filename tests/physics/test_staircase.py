@@ -10,7 +10,7 @@ from jax.scipy.stats import norm
 from scipy.optimize import brentq
 
 import jaxsmi as smi
-from helpers import differences, linear_overlap, result
+from helpers import differences, linear_overlap, result, z_scores
 from jaxsmi import Result
 from jaxsmi.channels import ClosedFormChannel
 from jaxsmi.numerics import fixed_point
@@ -146,13 +146,19 @@ def test_a_guess_saves_the_scan_and_changes_nothing():
 
 @SLOW
 def test_derivative_of_the_second_threshold():
-    """d(first layer's threshold)/d(skip), a number that a link closes over too, by autodiff against
-    central differences on the same points."""
-    near = staircase(smi.DeepAttention(2, 2, skip=2.0), 2**12)
-    steps = lambda skip: staircase(smi.DeepAttention(2, 2, skip=skip), 2**12, guess=near)
-    threshold = lambda skip: steps(skip)[1].alpha
-    slope = jax.grad(threshold)(2.0)
-    np.testing.assert_allclose(slope, differences(threshold, [2.0], 0.1)[0], rtol=0.02)
+    """d(first layer's threshold)/d(skip), by autodiff against central differences, net by net.
+
+    The slopes of single nets are of both signs and ten times their mean, whose relative error says
+    nothing. At 2^14 points the two lie on the line of slope 0.996 (correlation 0.9994), the mean of
+    their difference within 0.6 standard errors; at 2^12 a few nets are too coarse: 1.06.
+    """
+    near = staircase(smi.DeepAttention(2, 2, skip=2.0), 2**14)
+    stairs = lambda skip: staircase(smi.DeepAttention(2, 2, skip=skip), 2**14, guess=near)
+    thresholds = lambda skip: stairs(skip)[1].replicas
+    slopes = np.asarray(jax.jacrev(thresholds)(2.0))
+    change = differences(thresholds, [2.0], 0.1)[0]
+    assert abs(z_scores(slopes - change)) < 3
+    assert abs(slopes @ change / (change @ change) - 1) < 0.05
 
 
 # A channel whose second threshold is the root of a closed equation --------------------------------
