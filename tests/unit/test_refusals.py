@@ -14,7 +14,7 @@ import pytest
 import jaxsmi as smi
 from jaxsmi.descent.baselines import minimum_nuclear_norm
 from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Rademacher
-from jaxsmi.thresholds.branch import check_oblique
+from jaxsmi.thresholds.branch import _dependence, check_oblique
 
 KEY, NAN, SGD, Start = jax.random.key(0), float("nan"), smi.sgd, smi.Start
 LINEAR, SIGN, MODULUS = smi.links.linear(0.5), smi.links.sign(), smi.links.phase_retrieval()
@@ -139,8 +139,12 @@ def coupled(prior):
     return multi(link, 2, noise=0.1, prior=prior)
 
 
+def direction(angle):
+    return jnp.asarray([[np.cos(angle)], [np.sin(angle)]])
+
+
 def oblique(prior, angle):
-    return check_oblique(coupled(prior), jnp.asarray([[np.cos(angle)], [np.sin(angle)]]))
+    return check_oblique(coupled(prior), direction(angle))
 
 
 CORRELATED = multi(lambda z: jnp.sum(z**2), 2, prior=Gaussian([[1.0, 0.5], [0.5, 1.0]]))
@@ -506,10 +510,15 @@ def test_links_that_read_traced_places_are_allowed(link):
 
 
 def test_coordinates_and_gaussian_priors_may_be_learned_first():
+    """The other direction does not depend on them, to rounding; on an oblique one it does."""
+    dependence = lambda prior, angle: max(map(float, _dependence(prior, direction(angle))))
+    independent = [(Gaussian(), np.pi / 4)]
     for prior in (Rademacher(), BernoulliGauss(0.2)):
-        for angle in (0.0, np.pi / 2):
-            oblique(prior, angle)
-    oblique(Gaussian(), np.pi / 4)
+        independent += [(prior, 0.0), (prior, np.pi / 2)]
+        assert dependence(prior, np.pi / 4) > 0.3
+    for prior, angle in independent:
+        oblique(prior, angle)
+        assert dependence(prior, angle) < 1e-12
 
 
 @pytest.mark.slow
@@ -517,4 +526,9 @@ def test_the_staircase_of_an_oblique_link_needs_a_gaussian_prior():
     few = {"key": KEY, "averages": smi.Averages(2**9, 2), "alpha_max": 1.0}
     with pytest.raises(ValueError, match=r"^model: got .*oblique"):
         smi.staircase(coupled(Rademacher()), **few)
-    assert smi.staircase(coupled(Gaussian()), **few)
+    stairs = smi.staircase(coupled(Gaussian()), **few)
+    assert stairs
+    for step in stairs:
+        assert int(step.result) == smi.Result.SUCCESS
+        assert np.isfinite(step.alpha)
+        assert np.isfinite(step.overlap).all()
