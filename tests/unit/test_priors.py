@@ -459,33 +459,33 @@ def test_a_prior_that_tells_signs_leaves_no_sign_open():
 
 
 RUNS = {
-    "bits": (lambda p: smi.links.linear(0.3, prior=p), BITS, 0.6),
-    "modulus": (lambda p: smi.links.phase_retrieval(prior=p), PEAKS, 0.6),
-    "peaks": (lambda p: smi.links.relu(0.2, prior=p), PEAKS, 1.0),
+    "bits": (lambda p: smi.links.linear(0.3, prior=p), BITS, 0.6, 10),
+    "modulus": (lambda p: smi.links.phase_retrieval(prior=p), PEAKS, 0.6, 24),
+    "peaks": (lambda p: smi.links.relu(0.2, prior=p), PEAKS, 1.0, 10),
 }
 
 
 @SLOW
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_under_priors_with_a_mean_follow_state_evolution(name):
-    """Ten runs at D = 1000: M, Q and the error within four of their standard errors, which finite
-    size does not show in. The errors themselves are 0.5 to 7 % of the numbers, most near the
-    threshold of the modulus."""
-    build, prior, alpha = RUNS[name]
+    """Runs at D = 1000: M, Q and the error within four of their standard errors, which finite size
+    does not show in. The errors are less than 5 % of the numbers; those of the modulus spread
+    widely, 6 % for ten runs."""
+    build, prior, alpha, count = RUNS[name]
     model = build(prior)
     theory = smi.state_evolution(model, alpha, key=jax.random.key(1), averages=smi.Averages(2**12))
     Q = float(theory.overlap[0, 0])
     rows = []
-    for seed in range(10):
+    for seed in range(count):
         data = model.sample(jax.random.key(seed), dimension=1000, alpha=alpha)
         run = smi.gamp(model, data, key=jax.random.key(100 + seed))
         W, estimate = np.asarray(data.teacher), np.asarray(run.weights)
         rows.append([(W * estimate).mean(), (estimate**2).mean(), ((W - estimate) ** 2).mean()])
-    mean, error = np.mean(rows, 0), np.std(rows, 0, ddof=1) / 10**0.5
+    mean, error = np.mean(rows, 0), np.std(rows, 0, ddof=1) / count**0.5
     left = float(prior.second_moment(1)[0, 0]) - Q
     print(name, Q, left, mean, error)
     assert (np.abs(mean - [Q, Q, left]) < 4.0 * error).all()
-    assert (error < 0.08 * np.abs(mean)).all()
+    assert (error < 0.05 * np.abs(mean)).all()
 
 
 @SLOW
