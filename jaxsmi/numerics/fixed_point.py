@@ -393,7 +393,6 @@ def differentiable(
         context: A tree of everything else that is traced; its derivative is zero.
         prepare: `prepare(parameters, context, answer)`, called once before all calls of `push`.
             Default: the answer.
-            Default: the answer.
         twice: `push` is exact and depends on the answer alone, so that its own derivative is the
             second one. Default False: the second one is NaN.
 
