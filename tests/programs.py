@@ -59,7 +59,7 @@ def counted_memory(model, dimension, alpha, **drawing):
     F = math.prod(fields[1:])
     if isinstance(inputs, Regenerated):
         width = max(jnp.dtype(inputs.dtype).itemsize, 4)
-        stored = 6.0 * inputs.each * math.prod(inputs.form) * width
+        stored = 6.0 * inputs.block_size * math.prod(inputs.input_shape) * width
     else:
         stored = float(math.prod(inputs.shape)) * jnp.dtype(inputs.dtype).itemsize
     return {

@@ -42,7 +42,7 @@ from jaxsmi.channels.attention_link import (
 )
 from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel
 from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
-from jaxsmi.core.arrays import arithmetic
+from jaxsmi.core.arrays import array_module
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
@@ -86,7 +86,7 @@ class AbstractAttentionChannel(AbstractChannel):
         )
         check(labels.dtype == jnp.float64, "labels", labels.dtype.name, allowed)
         allowed = "strictly positive attention weights (none underflowed to zero)"
-        xp = arithmetic(labels)
+        xp = array_module(labels)
         y = xp.asarray(labels)
         check(xp.all(y > 0.0), "labels", labels, allowed)
         # a softmax of float64 sums to one within 1e-15; 1e-8 detects converted float32

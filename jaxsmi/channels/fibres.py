@@ -34,7 +34,7 @@ from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel, Key, Posterior
 from jaxsmi.core.arrays import PyTree
-from jaxsmi.numerics.refining import Budget, Integral, Moments, Respond, self_refining_moments
+from jaxsmi.numerics.refining import Budget, FieldMoments, Integral, Respond, self_refining_moments
 from jaxsmi.numerics.refining_rules import Nodes, grid_fits
 from jaxsmi.numerics.refining_sums import Branch, moments_of, sums_over
 
@@ -147,7 +147,7 @@ def with_difference(
     return Branch(log_weight, [*means, error], {**products, **rest})
 
 
-def _without_difference(moments: Moments, root: Array) -> Moments:
+def _without_difference(moments: FieldMoments, root: Array) -> FieldMoments:
     """Move the last component, the error of nested branches, from the moments to their errors."""
     # an error of the means of τ becomes one of g by L^{-ᵀ}: bounded by its largest row sum
     g = moments.g[..., :-1]
@@ -168,10 +168,10 @@ def _without_difference(moments: Moments, root: Array) -> Moments:
     return eqx.tree_at(lambda m: m.halves, moments, halves)
 
 
-def _direct_moments(integral: Integral) -> Moments:
+def _direct_moments(integral: Integral) -> FieldMoments:
     """Compute moments without open variables: branches at a single node."""
 
-    def one(sample: PyTree) -> Moments:
+    def one(sample: PyTree) -> FieldMoments:
         # one sample as a block of one, with a node that has no coordinates and weight one
         block = tuple(x[None] for x in sample)
         node = jnp.zeros((1, 0), sample[0].dtype)
@@ -180,7 +180,7 @@ def _direct_moments(integral: Integral) -> Moments:
         g, dg = integral.respond(*moments_of(sums.table))
         floor = jnp.sqrt(jnp.finfo(node.dtype).eps)
         log_mass = sums.top[0] + jnp.log(sums.mass[0])
-        return Moments(log_mass, g[0], dg[0], jnp.inf + floor, floor, floor, jnp.ones((), int))
+        return FieldMoments(log_mass, g[0], dg[0], jnp.inf + floor, floor, floor, jnp.ones((), int))
 
     size = min(_BLOCK_SIZE, len(integral.samples[0]))
     return lax.map(one, integral.samples, batch_size=size)

@@ -124,7 +124,7 @@ def points_by_descent(
             loss=value,
             envelope=value + 0.5 * jnp.sum(tau**2),
             error=lowest.residual,
-            has_other_minimum=lowest.second,
+            has_other_minimum=lowest.has_other_minimum,
         )
 
     return jax.vmap(one)(teacher_fields, noise, omega, lowest)

@@ -1,10 +1,10 @@
 """Flags of a command: the arguments of the functions that it calls, read from their signatures.
 
 Solvers are free to add keywords; only model, data, learner, loss and student are known here, which
-are made from words (`_maker`, `_kind`). A record of settings, a model, a data set or a learner
-among the arguments is replaced by the arguments that make it, and so on down: `--points` reaches
-`averages=smi.Averages(points=..)`. Signatures are read from the source: importing JAX takes over
-a second, for which `--help` and an answer to a misspelt flag must not wait.
+are made from words (`_target_of`, `_word_type`). A record of settings, a model, a data set or a
+learner among the arguments is replaced by the arguments that make it, and so on down: `--points`
+reaches `averages=smi.Averages(points=..)`. Signatures are read from the source: importing JAX takes
+over a second, for which `--help` and an answer to a misspelt flag must not wait.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Flag(NamedTuple):
     preset: Any = None
 
 
-class Words(NamedTuple):
+class CommandLine(NamedTuple):
     """The words of a command line: a command, its model, the values of its flags, and those of
     flags that all commands have."""
 
@@ -221,7 +221,7 @@ class Words(NamedTuple):
         return head | values | common | {"seed": self.common.get("seed", 0)}
 
 
-def flags_of(words: Words) -> dict[str, Flag]:
+def flags_of(words: CommandLine) -> dict[str, Flag]:
     """The flags of a command with a model, by name."""
     # of two arguments of one name the outer one has the short flag
     flags: dict[str, Flag] = {}
@@ -230,10 +230,10 @@ def flags_of(words: Words) -> dict[str, Flag]:
     def add(target: str, path: tuple[str, ...]) -> None:
         for argument in read(target).arguments:
             here = (*path, argument.name)
-            maker = _maker(argument, words)
-            if maker is not None:
-                add(maker, here)
-            kind = _kind(argument)
+            made_by = _target_of(argument, words)
+            if made_by is not None:
+                add(made_by, here)
+            kind = _word_type(argument)
             if kind is None or argument.name in _FROM_COMMON:
                 continue
             name = argument.name if argument.name not in flags else "_".join(here)
@@ -248,7 +248,7 @@ def flags_of(words: Words) -> dict[str, Flag]:
     return flags
 
 
-def _maker(argument: Argument, words: Words) -> str | None:
+def _target_of(argument: Argument, words: CommandLine) -> str | None:
     """The target that makes an argument out of flags of its own."""
     names = names_in(argument.annotation)
     if argument.name == "learner" and words.command.learner:
@@ -263,7 +263,7 @@ def _maker(argument: Argument, words: Words) -> str | None:
     return next((target for name, target in _RECORDS.items() if name in names), None)
 
 
-def _kind(argument: Argument) -> Any:
+def _word_type(argument: Argument) -> Any:
     """The type of the words that give an argument; None where words cannot."""
     names = names_in(argument.annotation)
     # a function has no words but those of the functions that the package has
@@ -290,7 +290,7 @@ def _with_presets(flags: Mapping[str, Flag], values: Mapping[str, Any]) -> dict[
     return presets | {name: single(value) for name, value in values.items()}
 
 
-def call(words: Words, values: Mapping[str, Any]) -> Any:
+def call(words: CommandLine, values: Mapping[str, Any]) -> Any:
     """Call the function of a command with the values of its flags."""
     # not at the head: help does not wait for JAX
     import jax
@@ -315,15 +315,15 @@ def call(words: Words, values: Mapping[str, Any]) -> Any:
             name, here = argument.name, (*path, argument.name)
             needed = argument.default is None or (name == "learner" and words.command.learner)
             asked = [place for place in places if place[: len(here)] == here]
-            maker = _maker(argument, words)
+            made_by = _target_of(argument, words)
             both = " and ".join(f"--{place[-1]}" for place in asked)
             check(here not in asked or len(asked) == 1, name, both, "one of these flags")
             if name in common:
                 keywords[name] = common[name]
             elif here in asked:
                 keywords[name] = places[here]
-            elif maker and (asked or needed):
-                keywords[name] = make(maker, here)
+            elif made_by and (asked or needed):
+                keywords[name] = make(made_by, here)
         # the data are those of the model that was made for the same call
         if path == ("data",):
             # a target of online SGD has no data sets

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from jaxsmi.cli import process
-from jaxsmi.cli.flags import COMMANDS, MODELS, Flag, Words, flags_of, read
+from jaxsmi.cli.flags import COMMANDS, MODELS, CommandLine, Flag, flags_of, read
 
 _ABOUT = """Solvable models of learning with attention.
 
@@ -77,17 +77,17 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
     return 2
 
 
-def _split(given: list[str]) -> tuple[Words, list[str]]:
+def _split(given: list[str]) -> tuple[CommandLine, list[str]]:
     """The command, or group of commands, and the model that the first words name; other words."""
     names = [*COMMANDS, *_GROUPS]
     name = next((x for x in names if given[: len(x.split())] == x.split()), "")
     rest = given[len(name.split()) :]
     takes_model = name in COMMANDS and COMMANDS[name].models
     model = rest[0] if takes_model and rest and rest[0] in MODELS else ""
-    return Words(name, model), rest[1:] if model else rest
+    return CommandLine(name, model), rest[1:] if model else rest
 
 
-def _parse(place: Words, rest: list[str], begin: str) -> Words | None:
+def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | None:
     """Read the flags; None where the words asked for help, which is printed then."""
     app = App(name=begin, help=_summary(place.name), help_format="plaintext", version_flags=[])
     choices = {} if place.model else _choices(place.name)
@@ -129,7 +129,7 @@ def _stub(**values: Any) -> None:
     """Stands for the function of a command while its words are read."""
 
 
-def _with_flags(words: Words) -> Any:
+def _with_flags(words: CommandLine) -> Any:
     """The stub with the signature of a command."""
     flags = flags_of(words)
     first = "" if words.model else next(iter(flags))  # the file of a sweep

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxsmi.cli import process
-from jaxsmi.cli.flags import Words, call, flags_of
+from jaxsmi.cli.flags import CommandLine, call, flags_of
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.driver import Result, Solution, Threshold, counts, index_names
@@ -66,7 +66,7 @@ def set_up() -> None:
     warnings.formatwarning = lambda message, *_, **__: f"jaxsmi: {message}\n"
 
 
-def execute(words: Words) -> int:
+def execute(words: CommandLine) -> int:
     """Run a command, print its report and write its files; returns the exit status.
 
     Raises:
@@ -93,7 +93,7 @@ def execute(words: Words) -> int:
     return 1 if done.problem else 0
 
 
-def _prepare(words: Words) -> None:
+def _prepare(words: CommandLine) -> None:
     """Find out before the work that its results cannot be written."""
     out = words.common["out"]
     import_xarray()
@@ -111,12 +111,12 @@ def _draws() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def _paths(words: Words) -> list[pathlib.Path]:
+def _paths(words: CommandLine) -> list[pathlib.Path]:
     """The files of a command: arrays, table, figure."""
     return [words.common["out"] / (words.name.replace(" ", "-") + end) for end in _ENDINGS]
 
 
-def _reports(words: Words) -> Iterator[Report]:
+def _reports(words: CommandLine) -> Iterator[Report]:
     """Reports of more and more of the work; the last one is of all."""
     varied, axis = _axis(words)
     if not varied:
@@ -131,7 +131,7 @@ def _reports(words: Words) -> Iterator[Report]:
         yield several(varied, axis[: len(results)], results)
 
 
-def _axis(words: Words) -> tuple[str, list[Any]]:
+def _axis(words: CommandLine) -> tuple[str, list[Any]]:
     """The flag that varies and its values; "" where none does."""
     flags = flags_of(words)
     if "vary" in words.common:
@@ -156,7 +156,7 @@ def _number(word: str) -> Any:
         return word
 
 
-def _finish(words: Words, done: Report) -> None:
+def _finish(words: CommandLine, done: Report) -> None:
     """Write the files, then print the report."""
     about = {"command": words.name, "settings": parameters(words.settings)}
     files: list[str] = []
@@ -172,7 +172,7 @@ def _finish(words: Words, done: Report) -> None:
     print(text, flush=True)
 
 
-def _write(words: Words, done: Report, about: Mapping[str, Any]) -> list[pathlib.Path]:
+def _write(words: CommandLine, done: Report, about: Mapping[str, Any]) -> list[pathlib.Path]:
     """Write netCDF, table and figure; returns their paths."""
     arrays, lines, picture = _paths(words)
     assert done.stored is not None
@@ -188,7 +188,7 @@ def _write(words: Words, done: Report, about: Mapping[str, Any]) -> list[pathlib
     return [picture, arrays, lines]
 
 
-def _interrupted(words: Words, done: Report) -> None:
+def _interrupted(words: CommandLine, done: Report) -> None:
     """Save and print the finished parts, and say in one sentence that the rest is missing."""
     if done.data:
         data = done.data | {"interrupted": True}

@@ -54,7 +54,7 @@ _warned = False
 _FEW = 2**16
 
 
-def arithmetic(*values: PyTree) -> ModuleType:
+def array_module(*values: PyTree) -> ModuleType:
     """NumPy where values are known to this process and few, jax.numpy elsewhere: outside jit every
     operation of jax.numpy is a program of its own, which takes longer to compile than all checks
     together."""
@@ -72,7 +72,7 @@ def nan_unless(x: Array, *conditions: ArrayLike) -> Array:
     """x where all conditions hold, else NaN."""
     for condition in conditions:
         if not (concrete(condition) and bool(condition)):
-            x = jnp.where(condition, x, nan())
+            x = jnp.where(condition, x, missing())
     return x
 
 
@@ -82,20 +82,20 @@ def clamp_to_tiny(x: Array) -> Array:
     return jnp.maximum(x, jnp.finfo(x.dtype).tiny)
 
 
-def nan() -> float:
+def missing() -> float:
     """The mark of unknown numbers: NaN, or infinity with jax_debug_nans, which stops at NaN."""
     debugging = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
     return jnp.inf if debugging else jnp.nan
 
 
 def not_recorded(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    """An array of `nan()`, in the default precision where the dtype has none."""
-    return jnp.full(shape, nan(), dtype if jnp.issubdtype(dtype, jnp.inexact) else float)
+    """An array of `missing()`, in the default precision where the dtype has none."""
+    return jnp.full(shape, missing(), dtype if jnp.issubdtype(dtype, jnp.inexact) else float)
 
 
 def not_recorded_where(condition: ArrayLike, x: Array) -> Array:
     """x, marked as `not_recorded` where the condition holds."""
-    return jnp.where(condition, nan(), x)
+    return jnp.where(condition, missing(), x)
 
 
 def concrete(value: PyTree) -> bool:

@@ -99,33 +99,33 @@ class Regenerated(eqx.Module):
     `model.sample(.., store=False)` makes it. Memory: that of one block while it is read.
 
     Attributes:
-        numbers: Of the blocks, (K,).
+        numbers: Numbers of the blocks, (K,).
         key: Random key of all blocks.
         law: law(key, shape, dtype) draws one block.
-        each: Samples in a block, N = K·each.
-        form: Shape (M, D) of one input.
+        block_size: Samples in a block, N/K.
+        input_shape: Shape (M, D) of one input.
         dtype: Precision of the inputs.
-        mean: Of every input (M, D); None: zero.
+        mean: Mean of every input (M, D); None: zero.
     """
 
     numbers: Array
     key: PRNGKeyArray
     law: Callable[[PRNGKeyArray, tuple[int, ...], DTypeLike], Array] = eqx.field(static=True)
-    each: int = eqx.field(static=True)
-    form: tuple[int, ...] = eqx.field(static=True)
+    block_size: int = eqx.field(static=True)
+    input_shape: tuple[int, ...] = eqx.field(static=True)
     dtype: jnp.dtype = eqx.field(static=True)
     mean: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(N, M, D)."""
-        return (len(self.numbers) * self.each, *self.form)
+        return (len(self.numbers) * self.block_size, *self.input_shape)
 
     def block(self, k: Array | int) -> Array:
-        """The k-th block (each, M, D)."""
+        """The k-th block (N/K, M, D)."""
         # the key of a block is that of its number: the same inputs in any order, on any device
         key = jax.random.fold_in(self.key, self.numbers[k])
-        drawn = self.law(key, (self.each, *self.form), self.dtype)
+        drawn = self.law(key, (self.block_size, *self.input_shape), self.dtype)
         return drawn if self.mean is None else drawn + self.mean.astype(self.dtype)
 
     def stored(self) -> Array:

@@ -514,7 +514,7 @@ class Run(eqx.Module, Generic[State]):
     history: dict[str, Array]
 
 
-def begin(solver: AbstractSolver[State], records: int, start: bool = True) -> Run[State]:
+def new_run(solver: AbstractSolver[State], records: int, start: bool = True) -> Run[State]:
     """A run before its first step, with room for `records` entries of the history after that of the
     start; `start`: the state before the first step is recorded."""
     state = solver.init()
@@ -569,7 +569,7 @@ def advance(
 
 
 # from outside jit one program, not one an array
-init_run: Callable[..., Run[Any]] = eqx.filter_jit(begin)
+init_run: Callable[..., Run[Any]] = eqx.filter_jit(new_run)
 _advance = eqx.filter_jit(advance)
 
 _CHUNK_SECONDS = 0.2  # Ctrl-C is answered at once, and the host's share stays below a percent

@@ -27,7 +27,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import PyTree, arithmetic, concrete, theory_dtype
+from jaxsmi.core.arrays import PyTree, array_module, concrete, theory_dtype
 
 _Kind = TypeVar("_Kind")
 _Value = TypeVar("_Value")
@@ -53,7 +53,7 @@ class Interval:
 
     def inside(self, x: Array) -> Array:
         """Elementwise: x lies in the interval (NumPy in, NumPy out)."""
-        xp = arithmetic(x)
+        xp = array_module(x)
         x = xp.asarray(x)
         above = x > self.low if self.open_low else x >= self.low
         below = x < self.high if self.open_high else x <= self.high
@@ -225,7 +225,7 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     S = second_moment
     x = _real_array(name, value, f"a number or an array {S.shape}", theory_dtype())
     check(x.shape in ((), S.shape), name, value, f"a number or an array of shape {S.shape}")
-    xp = arithmetic(x, S)
+    xp = array_module(x, S)
     x, S = xp.asarray(x), xp.asarray(S)
     finite = xp.all(xp.isfinite(x))
     check(finite, name, value, "finite numbers")
@@ -247,7 +247,7 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
 
 def positive_definite(V: Array) -> Array:
     """True where a symmetric matrix is positive definite."""
-    xp = arithmetic(V)
+    xp = array_module(V)
     V = xp.asarray(V)
     return xp.all(xp.linalg.eigvalsh(0.5 * (V + V.T)) > 0.0)
 
@@ -270,7 +270,7 @@ def _within(x: Array, name: str, value: Any, interval: Interval, allowed: str) -
     # inside jit x is traced, and known numbers still have to be refused
     known = concrete(value) and not isinstance(value, jax.Array)
     numbers: Any = np.asarray(value, x.dtype) if known else x
-    if concrete(numbers) and arithmetic(numbers) is not np:
+    if concrete(numbers) and array_module(numbers) is not np:
         inside = _all_inside(interval, numbers)
     else:
         inside = interval.inside(numbers)
@@ -329,7 +329,7 @@ def _shown(value: Any) -> str:
 
 def _range(value: jax.Array | np.ndarray) -> str:
     """ ", from 0 to 1" of known numbers; "" of traced or very many ones."""
-    if arithmetic(value) is not np or not value.size:
+    if array_module(value) is not np or not value.size:
         return ""
     if not is_real(value):
         return f", of {value.dtype.name}"

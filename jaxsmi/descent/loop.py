@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, nan, theory_dtype
+from jaxsmi.core.arrays import PyTree, missing, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import RUNNING, AbstractSolver, Result
 from jaxsmi.descent.options import Gradient, Monitor, Stream, divisor
@@ -90,7 +90,7 @@ class Descent(AbstractSolver[Runs]):
         order = jax.vmap(lambda s: self.order(_key(s.key), s.step))(state)
         # int32 code: that of `terminate` in all later steps
         codes, stale = jnp.full(state.step.shape, RUNNING), jnp.zeros(state.step.shape, int)
-        runs = Runs(state, order, {}, codes, full(nan()), full(jnp.inf), stale)
+        runs = Runs(state, order, {}, codes, full(missing()), full(jnp.inf), stale)
         return jax.vmap(self._recorded)(runs, runs.change)
 
     def step(self, state: Runs, count: Array) -> Runs:
@@ -117,7 +117,7 @@ class Descent(AbstractSolver[Runs]):
             return jnp.where(running, x, y)
 
         # NaN records: the history of a run ends where the run does
-        record = jax.tree.map(lambda x: where_running(x, nan()), new.record)
+        record = jax.tree.map(lambda x: where_running(x, missing()), new.record)
         return eqx.tree_at(lambda s: s.record, jax.tree.map(where_running, new, state), record)
 
     def _update(

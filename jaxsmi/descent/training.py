@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, nan, theory_dtype
+from jaxsmi.core.arrays import concrete, missing, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import RUNNING, Result, Run, Solution, init_run, run_solver
 from jaxsmi.core.validate import check
@@ -173,16 +173,16 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     if isinstance(data, Dataset):
         alpha = data.samples / model.design.entries(data.dimension)
     numbers = {
-        "overlap": jnp.where(nonfinite[:, None, None], nan(), last["overlap"]),
+        "overlap": jnp.where(nonfinite[:, None, None], missing(), last["overlap"]),
         "stderr": jnp.zeros((*runs, P, P), dtype),
-        "error": jnp.where(nonfinite, nan(), last["error"]),
+        "error": jnp.where(nonfinite, missing(), last["error"]),
         "alpha": jnp.full(runs, alpha, dtype),
         "steps": end.state.state.step,
         "residual": end.state.change,
         "result": result,
         "history": history,
-        "covariance": jnp.full((*runs, P, P), nan(), dtype),
-        "spectral_radius": jnp.full(runs, nan(), dtype),
+        "covariance": jnp.full((*runs, P, P), missing(), dtype),
+        "spectral_radius": jnp.full(runs, missing(), dtype),
         "weights": jax.vmap(model.student.estimate)(end.state.state.weights),
         "state": end.state.state,
     }

@@ -27,13 +27,14 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -207,7 +208,7 @@ def blocks_of(inputs: Inputs, size: int | None) -> Blocks:
     """
     if isinstance(inputs, Regenerated):
         block = lambda k, count: widened(inputs.block(k))
-        return Blocks(len(inputs.numbers), inputs.each, 0, block)
+        return Blocks(len(inputs.numbers), inputs.block_size, 0, block)
     N = inputs.shape[0]
     if size is None:
         narrow = inputs.dtype == jnp.bfloat16
@@ -812,3 +813,46 @@ class SymmetricOperator(AbstractOperator):
         traces = jnp.trace(jnp.sum(g, axis=0), axis1=1, axis2=2)
         total = summed(add, self.inputs, g, self.batch) - traces[:, None, None] * jnp.eye(d)
         return self.sum_devices(total) / d
+
+
+# How an array lies on the devices of a mesh: one part of the samples each, or the same on all
+SPREAD = "spread"
+EVERYWHERE = "everywhere"
+
+Answer = TypeVar("Answer")
+
+
+def on_devices(
+    function: Callable[..., Answer],
+    mesh: Mesh | None,
+    arguments: tuple[object, ...],
+    of_samples: Callable[..., Sequence[object]],
+    out: object,
+) -> Answer:
+    """function(*arguments), by each device of the mesh on its own samples; None: as it is.
+
+    Args:
+        function: What to compute; it sees only its device's samples, and sums over all of them by
+            `AbstractOperator.sum_devices`.
+        mesh: The devices.
+        arguments: Trees of arrays and other things.
+        of_samples: The arrays of the arguments that have a leading axis of samples.
+        out: The tree of the answer, SPREAD or EVERYWHERE for each of its arrays.
+
+    Returns:
+        The answer, its spread arrays put together.
+    """
+    if mesh is None:
+        return function(*arguments)
+    arrays, rest = eqx.partition(arguments, eqx.is_array)
+    places = {SPREAD: PartitionSpec(mesh.axis_names), EVERYWHERE: PartitionSpec()}
+    marks = jax.tree.map(lambda _: EVERYWHERE, arrays)
+    marks = eqx.tree_at(of_samples, marks, replace_fn=lambda _: SPREAD)
+    return jax.shard_map(
+        lambda arrays: function(*eqx.combine(arrays, rest)),
+        mesh=mesh,
+        in_specs=(jax.tree.map(places.get, marks),),
+        out_specs=jax.tree.map(places.get, out),
+        # loops inside start from zeros that are alike on all devices, which the check refuses
+        check_vma=False,
+    )(arrays)

@@ -34,7 +34,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, frozen, nan, theory_dtype
+from jaxsmi.core.arrays import PyTree, frozen, missing, theory_dtype
 from jaxsmi.core.driver import Estimate, Result, Solution, worst
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
 from jaxsmi.core.validate import POSITIVE, check
@@ -262,8 +262,8 @@ def noiseless_limit(
     numbers = problem.numbers(S - overlap)
     return dataclasses.replace(
         solutions[-1],
-        **{name: jnp.where(lost, nan(), number) for name, number in numbers.items()},
-        stderr=jnp.where(ended, nan(), jnp.hypot(statistical, V.error)),
+        **{name: jnp.where(lost, missing(), number) for name, number in numbers.items()},
+        stderr=jnp.where(ended, missing(), jnp.hypot(statistical, V.error)),
         result=code,
         model=model,
     )
@@ -335,7 +335,7 @@ def free_entropy(
     valid = validate.valid((alpha, Q)) & validate.valid(model)
     Q = jnp.where(valid, Q, 0.5 * S)
     estimate = potential_at(model, alpha, Q, key, power_of_two(max(points, 2)), nets)
-    return Estimate(*(jnp.where(valid, x, nan()) for x in estimate))
+    return Estimate(*(jnp.where(valid, x, missing()) for x in estimate))
 
 
 @eqx.filter_jit

@@ -34,12 +34,12 @@ _SIGNS = ((1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0))
 
 
 class _Labelled(eqx.Module):
-    """Points of the average, with a leading axis n: fields `omega` (n, P, M) of the learner, `goal`
-    z* (n, P*, M) of the teacher, `labels` (n, ...), what the teacher says of its fields (`score`,
+    """Points of the average, with a leading axis n: fields `omega` (n, P, M) of the learner, fields
+    `teacher_fields` (n, P*, M) of the teacher, `labels` (n, ...), the teacher's g at them (`score`,
     (n, P*, M)), the learner's `reply`, and weights (R, n/R) of sum one."""
 
     omega: Array
-    goal: Array
+    teacher_fields: Array
     labels: Array
     score: Array
     reply: ProximalOutput
@@ -56,8 +56,8 @@ class LearnerAverages(eqx.Module):
 
     `conjugates`: with a leading axis of the R rules of the average; `divergence` and `by_parts`
     (R, P, P): V̂ both ways; `train_loss`, `test_loss`, `error`, `envelope` (R,); `squared`
-    (P, P, P, P): α E Σ ∂g ⊗ ∂g; `second`: fraction of samples whose proximal point has another
-    minimum; `residual`: the largest gradient that remained.
+    (P, P, P, P): α E Σ ∂g ⊗ ∂g; `other_minimum`: fraction of samples whose proximal point has
+    another minimum; `residual`: the largest gradient that remained.
     """
 
     conjugates: Conjugates
@@ -68,7 +68,7 @@ class LearnerAverages(eqx.Module):
     error: Array
     envelope: Array
     squared: Array
-    second: Array
+    other_minimum: Array
     residual: Array
 
 
@@ -80,18 +80,18 @@ class LabelAverages(eqx.Module):
         learner: Learner of these labels, bound to the teacher (`AbstractIndexLearner.bind`).
         alpha: Sample complexity N/D.
         key: Of the points: averages are one smooth function for each key.
-        points: Points of each net, with their mirror images.
+        points_per_net: Points of each net, with their mirror images.
         nets: Independent nets, R.
-        jumps: V̂ is taken by parts.
+        use_parts: Take V̂ by parts: a divergence misses the jumps of g.
     """
 
     model: IndexModel
     learner: AbstractIndexLearner
     alpha: Array
     key: PRNGKeyArray
-    points: int = eqx.field(static=True)
+    points_per_net: int = eqx.field(static=True)
     nets: int = eqx.field(static=True)
-    jumps: Array | bool = False
+    use_parts: Array | bool = False
 
     @property
     def teacher_law(self) -> TeacherLaw:
@@ -114,14 +114,14 @@ class LabelAverages(eqx.Module):
     def _labelled(self, x: Overlaps) -> _Labelled:
         """The points, with labels that are drawn, or with each of finitely many labels."""
         channel = self.model.channel
-        P, goals = x.teacher_overlap.shape
+        P, P_star = x.teacher_overlap.shape
         M = self.model.tokens
         finite = channel.outcomes is not None
         # where labels are summed over, so is η, by the teacher's posterior
         signs = _SIGNS[:2] if finite else _SIGNS
-        drawn = 0 if finite else goals
+        drawn = 0 if finite else P_star
         sizes = (P * M, drawn * M, 0 if finite else channel.noise_size)
-        points = gaussian_points(self.key, self.points // len(signs), self.nets, sum(sizes))
+        points = gaussian_points(self.key, self.points_per_net // len(signs), self.nets, sum(sizes))
         xi, eta, noise = jnp.split(points.position, (sizes[0], sizes[0] + sizes[1]), axis=-1)
         images = lambda a, signs: jnp.concatenate([s * a for s in signs], axis=1)
         weight = images(points.weight, [1.0 / len(signs)] * len(signs))
@@ -132,36 +132,36 @@ class LabelAverages(eqx.Module):
 
         omega = jnp.einsum("pq,nqm->npm", sqrt_psd(x.overlap), xi)
         omega = omega + x.direction_overlap @ self.encoding.T
-        goal = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher_overlap, xi)
-        goal = goal + self.teacher_law.teacher_direction_overlap @ self.encoding.T
+        z = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher_overlap, xi)
+        z = z + self.teacher_law.teacher_direction_overlap @ self.encoding.T
         rho = self._remainder(x)
         if finite:
-            return self._each_label(x, omega, goal, rho, weight)
-        goal = goal + jnp.einsum("pq,nqm->npm", sqrt_psd(rho), eta)
-        reply = self.learner.respond_to_teacher(channel.label, goal, noise, omega, x.covariance)
-        labels = jax.vmap(channel.label)(goal, noise)
+            return self._each_label(x, omega, z, rho, weight)
+        z = z + jnp.einsum("pq,nqm->npm", sqrt_psd(rho), eta)
+        reply = self.learner.respond_to_teacher(channel.label, z, noise, omega, x.covariance)
+        labels = jax.vmap(channel.label)(z, noise)
         score = jnp.einsum("pq,nqm->npm", inverse_root(rho), eta)
-        return _Labelled(omega, goal, labels, score, reply, weight)
+        return _Labelled(omega, z, labels, score, reply, weight)
 
     def _each_label(
-        self, x: Overlaps, omega: Array, goal: Array, rho: Array, weight: Array
+        self, x: Overlaps, omega: Array, z: Array, rho: Array, weight: Array
     ) -> _Labelled:
         """Each point with each of finitely many labels, weighted by its probability given the mean
-        `goal` and the covariance ρ of the teacher's fields."""
+        `z` and the covariance ρ of the teacher's fields."""
         channel = self.model.channel
         outcomes = channel.outcomes
         assert outcomes is not None
         copies = len(outcomes)
         labels = jnp.tile(outcomes, (len(omega), *[1] * (outcomes.ndim - 1)))
-        omega, goal = (jnp.repeat(a, copies, axis=0) for a in (omega, goal))
+        omega, z = (jnp.repeat(a, copies, axis=0) for a in (omega, z))
         # log Z of a label is its log probability, and g the teacher's score
-        known = channel.respond(channel.statistic(labels), goal, rho)
+        known = channel.respond(channel.statistic(labels), z, rho)
         odds = jnp.exp(known.log_partition).reshape(self.nets, -1)
         reply = self.learner.respond_to_teacher(
-            lambda _, label: label, goal, labels, omega, x.covariance
+            lambda _, label: label, z, labels, omega, x.covariance
         )
         weight = odds * jnp.repeat(weight, copies, axis=1)
-        return _Labelled(omega, goal, labels, known.g, reply, weight)
+        return _Labelled(omega, z, labels, known.g, reply, weight)
 
     def answers(self, x: Overlaps) -> LearnerAverages:
         """Average the response of the learner over labels at the order parameters x."""
@@ -183,7 +183,7 @@ class LabelAverages(eqx.Module):
             conjugates=Conjugates(
                 noise=alpha * mean(jnp.einsum("npm,nqm->npq", g, g)),
                 signal=signal,
-                precision=symmetric(jnp.where(self.jumps, by_parts, divergence)),
+                precision=symmetric(jnp.where(self.use_parts, by_parts, divergence)),
                 direction=alpha * mean(jnp.einsum("npm,mk->npk", g, self.encoding)),
             ),
             divergence=divergence,
@@ -194,7 +194,7 @@ class LabelAverages(eqx.Module):
             envelope=mean(reply.envelope),
             # the replicon needs second moments of ∂g, not of its mean
             squared=alpha * conjugation(reply.dg * odds[:, None, None, None, None], reply.dg),
-            second=jnp.mean(mean(reply.has_other_minimum.astype(g.dtype))),
+            other_minimum=jnp.mean(mean(reply.has_other_minimum.astype(g.dtype))),
             residual=jnp.max(reply.error),
         )
 
@@ -216,11 +216,11 @@ class LabelAverages(eqx.Module):
         """E ‖link(ω) - link*(z*)‖² (R,), of finitely many labels E ‖link(ω) - y‖² with their noise;
         NaN where the two do not compare."""
         finite = self.model.channel.outcomes is not None
-        goals = labelled.labels if finite else jax.vmap(self.model.link)(labelled.goal)
+        targets = labelled.labels if finite else jax.vmap(self.model.link)(labelled.teacher_fields)
         # a student may have other outputs than the teacher, as a margin has for a class
-        if outputs[0].size != goals[0].size:
+        if outputs[0].size != targets[0].size:
             return not_recorded((self.nets,), outputs.dtype)
-        gap = outputs.reshape(len(outputs), -1) - goals.reshape(len(outputs), -1)
+        gap = outputs.reshape(len(outputs), -1) - targets.reshape(len(outputs), -1)
         return labelled.mean(jnp.sum(gap**2, axis=1))
 
     def _remainder(self, x: Overlaps) -> Array:

@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, frozen, nan, nan_unless
+from jaxsmi.core.arrays import PyTree, concrete, frozen, missing, nan_unless
 from jaxsmi.core.driver import LearnerSolution, Result, Run, Solution
 from jaxsmi.core.options import Start
 from jaxsmi.core.validate import check
@@ -107,18 +107,10 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             validate.number("start", start.overlap, validate.POSITIVE)  # before any computation
         student, teacher = learner_of(learner, model)
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
-        points, nets = averages.sizes(_POINTS, _NETS, 4)
+        points_per_net, nets = averages.sizes(_POINTS, _NETS, 4)
         # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
-        jumps = jnp.asarray(student.noisy_divergence or student.may_jump)
-        problem = cls(
-            model=teacher,
-            learner=student,
-            alpha=alpha,
-            key=key,
-            points=points,
-            nets=nets,
-            jumps=jumps,
-        )
+        use_parts = jnp.asarray(student.noisy_divergence or student.may_jump)
+        problem = cls(teacher, alpha, key, student, points_per_net, nets, use_parts)
         x = problem._initial(start)
         alpha = nan_unless(alpha, validate.valid(teacher), validate.valid(x))
         return eqx.tree_at(lambda p: p.alpha, problem, alpha), x
@@ -160,7 +152,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         for name, (condition, allowed) in conditions.items():
             check(condition, name, parts[name], allowed)
         sound = jnp.all(jnp.stack([condition for condition, _ in conditions.values()]))
-        return jax.tree.map(lambda a: jnp.where(sound, a, nan()), x)
+        return jax.tree.map(lambda a: jnp.where(sound, a, missing()), x)
 
     # The map
 
@@ -227,10 +219,10 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         run = self.iterate(start, settings)
         if not (self.learner.may_jump and settings.newton):
             return self, run
-        jumps = _differ(_answers(frozen(self), run.state.x), _SUSPECT)
-        if concrete(jumps) and bool(jumps):
+        use_parts = _differ(_answers(frozen(self), run.state.x), _SUSPECT)
+        if concrete(use_parts) and bool(use_parts):
             return self, run
-        problem = eqx.tree_at(lambda p: p.jumps, self, jumps)
+        problem = eqx.tree_at(lambda p: p.use_parts, self, use_parts)
         end = problem.iterate(run.state.x, settings)
         return problem, Run(end.state, run.step + end.step, end.result, run.history)
 
@@ -271,11 +263,11 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
         code = self._code(run, answers, stability)
         sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)
-        errors = jax.tree.map(lambda e: jnp.where(sound, e, nan()), errors)
+        errors = jax.tree.map(lambda e: jnp.where(sound, e, missing()), errors)
         fields = {
             "spectral_radius": spectral_radius(J),
             "stability": stability,
-            "jump_fraction": answers.second,
+            "jump_fraction": answers.other_minimum,
             "state": answers,
         }
         return End(x, vars(x) | measured, J, errors, code, fields)
@@ -308,4 +300,4 @@ def _differ(answers: LearnerAverages, errors: float) -> Array:
     spread = jnp.std(gap, axis=0, ddof=1) / jnp.sqrt(float(len(gap)))
     size = jnp.max(jnp.abs(jnp.mean(answers.divergence, 0)))
     differ = jnp.abs(jnp.mean(gap, 0)) > errors * spread + _NOTICEABLE * size
-    return jnp.any(differ) & (answers.second > 0.0)
+    return jnp.any(differ) & (answers.other_minimum > 0.0)

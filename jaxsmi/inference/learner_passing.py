@@ -1,7 +1,7 @@
 r"""Learners in message passing: their responses, how their runs go, and their risk at the end.
 
 Equations here [Cui24; theory: empirical-risk, sections 1, 2 and 7], along the iteration of
-iteration.py with g of the learner; of rows A is the divergence, of a matrix that of theory:
+gamp_step.py with g of the learner; of rows A is the divergence, of a matrix that of theory:
 
     R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²,    ∇R = (1/√D) Σ_μ ∂ℓ(z_μ) x_μᵀ + λ W
 
@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.inference.iteration import Risk, Task
+from jaxsmi.inference.gamp_step import Risk, Task
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
     AbstractModelResponder,

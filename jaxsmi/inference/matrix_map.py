@@ -54,13 +54,13 @@ from jaxsmi.numerics.anderson import AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.symmetric_spectrum import NODES, AbstractSpectrum, band_nodes
 
-_LARGEST_PRECISION = 1e10  # beyond it V is below what the spectra resolve
-_LARGEST = 1e8  # response that the iteration starts with, at most
-_TINY = 1e-14  # an order parameter that counts as zero
-_RESOLVED = 1e-10  # δ at least, what the spectra resolve: a smaller e is rounding
-_AGAIN = (Result.DIVERGED, Result.MAX_STEPS)  # ends after which plain steps are taken
+_MAX_PRECISION = 1e10  # beyond it V is below what the spectra resolve
+_MAX_RESPONSE = 1e8  # response that the iteration starts with, at most
+_MIN_PARAMETER = 1e-14  # an order parameter that counts as zero
+_MIN_NOISE = 1e-10  # δ at least, what the spectra resolve: a smaller e is rounding
+_PLAIN_AFTER = (Result.DIVERGED, Result.MAX_STEPS)  # ends after which plain steps are taken
 _PANELS = 4  # of a band: dense where the law's own nodes are
-_ROWS = 256  # pairs of so many nodes with all others at a time: some megabytes
+_PAIR_BATCH = 256  # pairs of so many nodes with all others at a time: some megabytes
 
 _matrix = lambda value: value * jnp.ones((1, 1))
 
@@ -134,7 +134,7 @@ def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
     problem = eqx.tree_at(lambda p: p.alpha, problem, alpha)
     start = jnp.ones((), alpha.dtype)  # V at q̂ = 0
     lowest = jnp.log(alpha) + jnp.log(_information(model, start))
-    highest = jnp.log(jnp.asarray(_LARGEST_PRECISION, alpha.dtype))
+    highest = jnp.log(jnp.asarray(_MAX_PRECISION, alpha.dtype))
     x, beyond = roots.root(lambda x: x - problem(x)[0], lowest, highest)
     recovered = (alpha >= model.recovery) | (beyond & jnp.isfinite(model.recovery))
     # where all is recovered any number at which the map is finite will do
@@ -185,7 +185,7 @@ class _Estimate(NamedTuple):
                 return weight @ near
             return 0.5 * weight @ (near + shrinkage.quotient(y, -x) ** power)
 
-        square = weight @ lax.map(of_one, x, batch_size=_ROWS)
+        square = weight @ lax.map(of_one, x, batch_size=_PAIR_BATCH)
         if self.symmetric:
             return square
         rest = jnp.sum(weight * (shrinkage(x) / x) ** power)
@@ -229,14 +229,14 @@ class MatrixLearnerMap(AbstractLearnerMap):
         check(finite, "model", title(teacher), "one of finite aspect_ratio")
         alpha = nan_unless(alpha, validate.valid(teacher), finite, validate.valid(learner))
         problem = cls(teacher, alpha, key, learner)  # pyright: ignore[reportArgumentType]
-        largest = jnp.minimum(1.0 / (problem.learner.ridge + problem.learner.nuclear), _LARGEST)
-        return problem, _logarithms(teacher.prior.norm, largest)
+        V = jnp.minimum(1.0 / (problem.learner.ridge + problem.learner.nuclear), _MAX_RESPONSE)
+        return problem, _logarithms(teacher.prior.norm, V)
 
     def estimate(self, x: Array) -> _Estimate:
         """Average what the learner makes of the matrix at order parameters."""
         prior = self.model.prior
         e, V = jnp.exp(x)
-        noise = jnp.maximum(1.0 / (self.alpha * _information(self.model, e)), _RESOLVED)
+        noise = jnp.maximum(1.0 / (self.alpha * _information(self.model, e)), _MIN_NOISE)
         precision = self.alpha * _information(with_unit_noise(self.model), V)
         signed = prior.symmetric  # singular values are positive, eigenvalues have both signs
         shrinkage = self.learner.shrinkage(precision, prior.weight, signed)
@@ -293,7 +293,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         """Accelerated steps; where these fail, plain ones, which fall from the start to the fixed
         point: slower, and never past it."""
         run = self.iterate(start, settings)
-        if settings.newton and concrete(run.result) and int(run.result) in _AGAIN:
+        if settings.newton and concrete(run.result) and int(run.result) in _PLAIN_AFTER:
             run = self.iterate(start, settings._replace(newton=False))
         return self, run
 
@@ -316,4 +316,4 @@ class MatrixLearnerMap(AbstractLearnerMap):
 
 def _logarithms(e: Array, V: Array) -> Array:
     """x of what is not smaller than next to nothing."""
-    return jnp.log(jnp.maximum(jnp.stack([e, V]), _TINY))
+    return jnp.log(jnp.maximum(jnp.stack([e, V]), _MIN_PARAMETER))

@@ -1,7 +1,7 @@
 r"""Generalised approximate message passing on a data set: one engine for every model and learner.
 
     prepare     the learner's task (learner_passing.py), the start, one `GampIteration`
-    iterate     its steps (iteration.py) in the loop of core/driver.py. A converged run restarts
+    iterate     its steps (gamp_step.py) in the loop of core/driver.py. A converged run restarts
                 where labels carry a spectral signal for directions at zero overlap (outside jit,
                 after a spectral start); one that diverges restarts with more damping
     finish      V that falls to zero is perfect recovery only if the estimate reproduces the labels;
@@ -27,12 +27,12 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, nan, not_recorded, theory_dtype
+from jaxsmi.core.arrays import PyTree, concrete, missing, not_recorded, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import RUNNING, LearnerSolution, Result, Run, Solution, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
 from jaxsmi.core.validate import check
-from jaxsmi.inference.iteration import (
+from jaxsmi.inference.gamp_step import (
     GampIteration,
     GampLoopState,
     GampState,
@@ -41,7 +41,6 @@ from jaxsmi.inference.iteration import (
     SideInformation,
     Task,
     contract,
-    with_norm,
 )
 from jaxsmi.inference.learner_passing import learner_task
 from jaxsmi.inference.spectral import (
@@ -50,6 +49,7 @@ from jaxsmi.inference.spectral import (
     nothing_known,
     spectral_start,
     unknown_directions,
+    with_norm,
 )
 from jaxsmi.learners.base import AbstractLearner, BayesResponder
 from jaxsmi.models.base import AbstractModel, check_data, is_centred, model_argument
@@ -67,7 +67,7 @@ _KEPT = 0.5
 _SMALL = 1e-6  # of the whole estimate: a row that is none
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
 _UNEXPLAINED = 0.05  # of the labels' variance: the estimate does not reproduce noiseless labels
-_AGAIN = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
+_DAMP_MORE_AFTER = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 
 
 def gamp(
@@ -176,7 +176,7 @@ def gamp(
     label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
     for more in task.dampings[1:]:
         solution = _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
-        if not (concrete(solution.result) and int(solution.result) in _AGAIN):
+        if not (concrete(solution.result) and int(solution.result) in _DAMP_MORE_AFTER):
             return solution
         problem = dataclasses.replace(problem, damping=jnp.asarray(more, theory_dtype()))
     return _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
@@ -393,8 +393,8 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     s = jnp.asarray(REGULARISATION, theory_dtype())
     start = spectral_start(observations, nothing_known(observations), keys[1], s)
     allowed = "a positive number where labels say something of W at first order"
-    check(~start.first_order, "start", "spectral", allowed)
-    size = jnp.where(start.first_order | ~centred, jnp.nan, _TINY)
+    check(~start.has_linear_signal, "start", "spectral", allowed)
+    size = jnp.where(start.has_linear_signal | ~centred, jnp.nan, _TINY)
     state = _noisy(start.state, keys[0], size)
     return _GampStart(observations, state, _no_side(state), start.estimate)
 
@@ -487,7 +487,7 @@ def _finish(
         returned = {**overlaps, "covariance": state.covariance}
         history = history | {k: history[k].at[last].set(x) for k, x in returned.items()}
     code = jnp.where(valid, code, int(Result.INVALID))
-    masked = lambda x: jnp.where(valid, x, nan())
+    masked = lambda x: jnp.where(valid, x, missing())
     failed = ~valid | broken  # a broken run keeps its history and its last finite state
     Q = overlaps["overlap"]
     numbers: dict[str, Any] = {
@@ -500,7 +500,7 @@ def _finish(
         found = risk(weights, data)
         others["model"] = found.pop("model", model)
         numbers |= {"teacher_overlap": overlaps["teacher_overlap"], **found}
-    numbers = jax.tree.map(lambda x: jnp.where(failed, nan(), x), numbers)
+    numbers = jax.tree.map(lambda x: jnp.where(failed, missing(), x), numbers)
     return (Solution if risk is None else LearnerSolution)(
         **numbers,
         **others,

@@ -31,7 +31,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, arithmetic, frozen, nan, nan_unless
+from jaxsmi.core.arrays import PyTree, array_module, frozen, missing, nan_unless
 from jaxsmi.core.driver import (
     INACCURATE_SHARE,
     AbstractSolver,
@@ -153,7 +153,7 @@ def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
     recovered = code == Result.RECOVERED
     lost = invalid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
     numbers = _differentiable(problem, end, code)
-    masked = lambda a: jnp.where(lost, nan(), a)
+    masked = lambda a: jnp.where(lost, missing(), a)
     stderrs = jax.tree.map(lambda a: masked(jnp.where(recovered, 0.0, a)), end.stderrs)
     stderr = stderrs.pop("overlap")
     return problem.solution(
@@ -165,7 +165,7 @@ def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
         steps=run.step,
         residual=run.state.residual,
         result=code,
-        history=jax.tree.map(lambda a: jnp.where(invalid, nan(), a), run.history),
+        history=jax.tree.map(lambda a: jnp.where(invalid, missing(), a), run.history),
         model=problem.model,
         key=problem.key,
         kind="state_evolution",
@@ -186,7 +186,7 @@ def _differentiable(problem: AbstractOrderMap, end: End, code: Array) -> Numbers
     recovered = code == Result.RECOVERED
     fixed = (code == Result.SUCCESS) | (code == Result.INACCURATE) | (code == Result.UNSTABLE)
     # UNSTABLE is a fixed point of the replica-symmetric map, whose derivative exists all the same
-    weight = jnp.where(fixed | recovered, 1.0, nan())
+    weight = jnp.where(fixed | recovered, 1.0, missing())
     context = (end.x, _at_recovery(end.numbers, recovered), end.jacobian, weight, recovered)
 
     def solve(_: AbstractOrderMap, context: Any) -> tuple[PyTree, Numbers]:
@@ -222,7 +222,7 @@ class OverlapMap(AbstractOrderMap):
         model: A model whose channel has a response.
         alpha: Sample complexity N/D, an array of no dimension.
         key: Random key of the outer average: the map is one smooth function for each key.
-        points: Points in each net of the outer average.
+        points_per_net: Points in each net of the outer average.
         nets: Independent nets, R; the map returns R replicas of its value.
         side_information: Precision Λ that is added to Q̂, times the identity. Default 0.
         learned: Orthonormal basis U (P, k) of the learned directions. Default all of them.
@@ -232,7 +232,7 @@ class OverlapMap(AbstractOrderMap):
     model: AbstractModel
     alpha: Array
     key: PRNGKeyArray
-    points: int = eqx.field(static=True)
+    points_per_net: int = eqx.field(static=True)
     nets: int = eqx.field(static=True)
     side_information: Array | float = 0.0
     learned: Array | None = None
@@ -250,7 +250,7 @@ class OverlapMap(AbstractOrderMap):
         points, nets = averages.sizes(POINTS, NETS, 2)
         strength = start.side_information
         S = model.prior.second_moment(model.indices)
-        xp = arithmetic(S)
+        xp = array_module(S)
         S = xp.asarray(S)
         prior_overlap = xp.asarray(model.prior.mean_overlap(model.indices))
         uninformed = prior_overlap + _START * (S - prior_overlap)
@@ -258,7 +258,7 @@ class OverlapMap(AbstractOrderMap):
         # outside jit all of this holds; inside, a bad value becomes a bad α: the code INVALID
         alpha = nan_unless(alpha, validate.valid((Q, strength)), validate.valid(model))
         side = strength / (1.0 - strength)
-        V = jnp.asarray(S - arithmetic(S, Q).asarray(Q))
+        V = jnp.asarray(S - array_module(S, Q).asarray(Q))
         return cls(model, alpha, key, power_of_two(max(points, 2)), nets, side), V
 
     # The map
@@ -290,7 +290,7 @@ class OverlapMap(AbstractOrderMap):
         """
         Q, covariance = self.overlaps(symmetric(V))
         response = self.model.channel.response(
-            Q, covariance, key=self.key, points=self.points, nets=self.nets
+            Q, covariance, key=self.key, points=self.points_per_net, nets=self.nets
         )
         return self.returned(V, response)
 
@@ -351,7 +351,7 @@ class OverlapMap(AbstractOrderMap):
     def numbers(self, x: Array) -> Numbers:
         """Q, V and the plug-in error."""
         key = jax.random.fold_in(self.key, 2)
-        error = self.model.metric.theory_error(x, key=key, points=self.points)
+        error = self.model.metric.theory_error(x, key=key, points=self.points_per_net)
         return {"overlap": self.second_moment - x, "covariance": x, "error": error}
 
     def end(self, run: Run[fixed_point.FixedPointState]) -> End:
@@ -364,7 +364,7 @@ class OverlapMap(AbstractOrderMap):
         code = jnp.where(success & (last.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
         spread = fixed_point.propagated_error(evaluation.jacobian, evaluation.replicas)
         # beside the statistical error the one that the tolerance leaves
-        stderr = jnp.where(code == Result.MAX_STEPS, nan(), jnp.hypot(spread, last.open))
+        stderr = jnp.where(code == Result.MAX_STEPS, missing(), jnp.hypot(spread, last.remaining))
         J = evaluation.jacobian.reshape(last.V.size, last.V.size)
         fields = {"spectral_radius": last.rho}
         return End(last.V, self.numbers(last.V), J, {"overlap": stderr}, code, fields)

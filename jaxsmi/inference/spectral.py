@@ -14,7 +14,7 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 The eigensolver is block Lanczos, restarted from its best vectors until the wanted ones converge:
 each vector of its space costs one product, where the LOBPCG of JAX takes four.
 
-The norm of one index is estimated from the labels (iteration.py). For directions that are still
+The norm of one index is estimated from the labels (`with_norm`). For directions that are still
 at zero overlap once others are learned, the same holds with G at the cavity fields of the learned
 ones, on vectors orthogonal to them.
 
@@ -28,32 +28,26 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import nan, not_recorded
+from jaxsmi.core.arrays import missing, not_recorded, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
-from jaxsmi.design.designs import IndexOperator
-from jaxsmi.inference.iteration import (
-    EVERYWHERE,
-    GampState,
-    Observations,
-    contract,
-    on_devices,
-    with_norm,
-)
+from jaxsmi.design.designs import EVERYWHERE, IndexOperator, on_devices
+from jaxsmi.inference.gamp_step import GampState, Observations, contract
 from jaxsmi.inference.spectral_theory import (
-    MOST,
+    MAX_OUTLIERS,
     LabelMoments,
     Outlier,
+    dressed_covariance,
     label_moments,
     largest_overlap,
     outlier,
-    response,
     tells_nothing,
     token_trace,
     transformed,
@@ -81,15 +75,15 @@ class SpectralStart(NamedTuple):
     """The spectral estimate as message passing takes it.
 
     `state`: a `GampState`; `estimate` Ŵ (P, D): its weights, but for what was known before;
-    `outlier`: theory's numbers; `search`: eigenvectors and their values; `first_order`: labels
-    depend on W at first order.
+    `outlier`: theory's numbers; `eigenpairs`: eigenvectors and their values;
+    `has_linear_signal`: labels depend on W at first order.
     """
 
     state: GampState
     estimate: Array
     outlier: Outlier
-    search: Search
-    first_order: Array
+    eigenpairs: Eigenpairs
+    has_linear_signal: Array
 
 
 def spectral(
@@ -167,8 +161,8 @@ def spectral(
     observations = Observations.of(with_norm(model, data, norm), data)
     start = spectral_start(observations, nothing_known(observations), key, s)
     allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
-    check(~start.first_order, "model", title(model), allowed)
-    valid = centred & ~start.first_order & validate.valid(s) & validate.valid(model)
+    check(~start.has_linear_signal, "model", title(model), allowed)
+    valid = centred & ~start.has_linear_signal & validate.valid(s) & validate.valid(model)
     return _solution(observations, start, key, valid)
 
 
@@ -191,19 +185,19 @@ def spectral_start(
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
     theory = outlier(some.excess[0], tokens, alpha, s, optimal)
     T = transformed(moments.excess, s)
-    H, _ = response(T, theory.resolvent[0], -1.0)
+    H, _ = dressed_covariance(T, theory.resolvent[0], -1.0)
     trace = lambda H: jnp.mean(token_trace(H, tokens), axis=0)
     shift = alpha * (trace(H) - trace(H[:_LABELS] - some.excess[0]))
     others = orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
     product = Product(observations, T, shift, unknown, others)
     ranks = jnp.arange(len(theory.copies))
     wanted = jnp.max(jnp.where(theory.copies > 0, ranks + theory.copies, 0))
-    search = eigenvectors(product, wanted, theory.learned, vector_key)
-    W = combined(search.vectors, theory, jax.random.fold_in(vector_key, 1))
+    eigenpairs = eigenvectors(product, wanted, theory.learned, vector_key)
+    W = combined(eigenpairs.vectors, theory, jax.random.fold_in(vector_key, 1))
     state, estimate = _state(observations, known, unknown, W, T, theory)
     # each label as a net of its own: their spread is the error of the mean
-    first_order = ~tells_nothing(moments.mean[:, None])
-    return SpectralStart(state, estimate, theory, search, first_order)
+    has_linear_signal = ~tells_nothing(moments.mean[:, None])
+    return SpectralStart(state, estimate, theory, eigenpairs, has_linear_signal)
 
 
 @eqx.filter_jit
@@ -302,10 +296,10 @@ def _solution(
 ) -> Solution:
     """The estimate as a user takes it."""
     model, data = observations.model, observations.data
-    state, search = start.state, start.search
-    masked = lambda x: jnp.where(valid, x, nan())
+    state, eigenpairs = start.state, start.eigenpairs
+    masked = lambda x: jnp.where(valid, x, missing())
     # ten times as much, an angle of 0.2, still costs only 4 % of the overlap
-    settled = search.residual < 10.0 * _RESIDUAL
+    settled = eigenpairs.residual < 10.0 * _RESIDUAL
     code = jnp.where(settled, int(Result.SUCCESS), int(Result.MAX_STEPS))
     code = jnp.where(start.outlier.learned, code, int(Result.NOTHING_LEARNED))
     finite = jnp.all(jnp.isfinite(state.weights))
@@ -315,7 +309,7 @@ def _solution(
     history = {
         "step": jnp.zeros(()),
         **measured,
-        "eigenvalue": search.values,
+        "eigenvalue": eigenpairs.values,
         "outlier": start.outlier.eigenvalue,
         "edge": start.outlier.edge,
         "expected": root @ start.outlier.overlap @ root,
@@ -326,8 +320,8 @@ def _solution(
         stderr=jnp.zeros_like(Q),
         error=masked(model.metric.error(state.weights, data, key=jax.random.fold_in(key, 1))),
         alpha=jnp.asarray(observations.alpha, Q.dtype),
-        steps=search.iterations,
-        residual=search.residual,
+        steps=eigenpairs.iterations,
+        residual=eigenpairs.residual,
         result=jnp.where(valid, code, int(Result.INVALID)),
         history=jax.tree.map(lambda x: masked(x)[None], history),
         covariance=masked(state.covariance),
@@ -388,7 +382,7 @@ class Product(eqx.Module):
         return weights - jnp.einsum("kpq,qd->kpd", shares, self.others)
 
 
-class Search(NamedTuple):
+class Eigenpairs(NamedTuple):
     """Eigenvectors of norm one, their values (k,), the largest residual of those that are wanted,
     and the iterations taken."""
 
@@ -398,11 +392,11 @@ class Search(NamedTuple):
     iterations: Array
 
 
-def eigenvectors(product: Product, wanted: Array, learned: Array, key: PRNGKeyArray) -> Search:
+def eigenvectors(product: Product, wanted: Array, learned: Array, key: PRNGKeyArray) -> Eigenpairs:
     """The top eigenvectors (k, P, D) of the matrix, up to four, the first `wanted` of them to the
     residual; it does not begin where nothing is `learned`."""
     P, D = product.others.shape
-    k = min(MOST, P * D)
+    k = min(MAX_OUTLIERS, P * D)
     small = P * D <= _DENSE or P + 3 * k > D
     end = _dense(product, k, learned) if small else _lanczos(product, k, wanted, learned, key)
     vectors = end.vectors.T
@@ -412,34 +406,36 @@ def eigenvectors(product: Product, wanted: Array, learned: Array, key: PRNGKeyAr
     return end._replace(vectors=(signs * vectors).reshape(k, P, D))
 
 
-def _dense(product: Product, k: int, learned: Array) -> Search:
+def _dense(product: Product, k: int, learned: Array) -> Eigenpairs:
     """Find the eigenvectors of the whole matrix."""
     matrix = symmetric(product(jnp.eye(product.others.size, dtype=product.T.dtype)))
     sound = learned & jnp.all(jnp.isfinite(matrix))  # an eigensolver may not end on NaN
     values, vectors = jnp.linalg.eigh(jnp.where(sound, matrix, 0.0))
     zero = jnp.zeros((), product.T.dtype)
-    return Search(vectors[:, ::-1][:, :k], values[::-1][:k], zero, jnp.zeros((), int))
+    return Eigenpairs(vectors[:, ::-1][:, :k], values[::-1][:k], zero, jnp.zeros((), int))
 
 
-def _lanczos(product: Product, k: int, wanted: Array, learned: Array, key: PRNGKeyArray) -> Search:
+def _lanczos(
+    product: Product, k: int, wanted: Array, learned: Array, key: PRNGKeyArray
+) -> Eigenpairs:
     """Find the eigenvectors by block Lanczos, begun again from its best vectors."""
     P, D = product.others.shape
     # in one unknown direction there are at least D - P dimensions: the blocks are independent
     blocks = min(_STAGE, (D - P) // k)
 
-    def stage(now: Search) -> Search:
+    def stage(now: Eigenpairs) -> Eigenpairs:
         values, vectors = _ritz(product, now.vectors, blocks)
         missed = jnp.linalg.norm(product(vectors) - values * vectors, axis=0)
         worst = jnp.max(jnp.where(jnp.arange(k) < wanted, missed, 0.0))
-        return Search(vectors, values, worst, now.iterations + blocks)
+        return Eigenpairs(vectors, values, worst, now.iterations + blocks)
 
-    def goes_on(now: Search) -> Array:
+    def goes_on(now: Eigenpairs) -> Array:
         return learned & (now.residual > _RESIDUAL) & (now.iterations < _MOST_ITERATIONS)
 
     start = product.projected(jax.random.normal(key, (k, P, D), product.T.dtype))
     start = jnp.linalg.qr(start.reshape(k, P * D).T)[0]
     unsettled = jnp.asarray(jnp.inf, start.dtype)
-    first = Search(start, jnp.zeros(k, start.dtype), unsettled, jnp.zeros((), int))
+    first = Eigenpairs(start, jnp.zeros(k, start.dtype), unsettled, jnp.zeros((), int))
     return lax.while_loop(goes_on, stage, first)
 
 
@@ -528,3 +524,54 @@ def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGK
     near = away < jnp.where(several, _SAME_GRAM_OF_COPIES, _SAME_GRAM) * jnp.sum(gram**2)
     c = tried[jnp.argmin(jnp.where(allowed, jnp.where(near, 0.0, away), jnp.inf))]
     return factor(c) * jnp.tensordot(c, weights, axes=1)
+
+
+# Norm of one index
+_NORM_POINTS = 25  # of the grid; usual: half a standard deviation apart
+_NORM_RANGE = 6.0  # of log ρ/S, standard deviations √(2/D); usual
+
+
+def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> AbstractModel:
+    """Return the model with the norm of its one index estimated from the labels, if `norm` (None:
+    where that is known to help).
+
+    The norm ρ = W* W*ᵀ/D differs from S by S √(2/D), and message passing with the wrong norm loses
+    the signal even from the teacher. The labels alone estimate it:
+
+        Ŝ = argmax_ρ  Σ_μ log Z_out(y_μ; 0, ρ) - (D/2) (ρ/S - log ρ/S)
+
+    Source: derived for this library [theory: spectral, Eq. (14)].
+    """
+    # Gaussian rows without a covariance of their own: who gives one, knows the norm
+    usual = model.indices == 1 and model.prior.traits.wishart and not jax.tree.leaves(model.prior)
+    if norm is None:
+        norm = usual
+    check(isinstance(norm, bool), "norm", norm, "True, False or None")
+    allowed = "False: it is estimated of one index with the default Gaussian prior"
+    check(usual or not norm, "norm", norm, allowed)
+    if not norm:
+        return model
+    covariance = _estimated_norm(model, data)
+    return eqx.tree_at(lambda m: m.prior.covariance, model, covariance, is_leaf=lambda x: x is None)
+
+
+@eqx.filter_jit
+def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
+    """Ŝ (1, 1), by a grid and a parabola through its best three points."""
+    statistic = model.channel.statistic(data.labels)
+    zero = jnp.zeros((data.samples, 1, model.channel.tokens), theory_dtype())
+    widest = _NORM_RANGE * np.sqrt(2.0 / data.dimension)
+    grid = jnp.exp(jnp.linspace(-widest, widest, _NORM_POINTS))
+    half = 0.5 * data.dimension
+
+    def evidence(rho: Array) -> Array:
+        post = model.channel.respond(statistic, zero, rho * jnp.eye(1), jax.random.key(0))
+        return jnp.sum(post.log_partition) - half * (rho - jnp.log(rho))
+
+    values = lax.map(evidence, grid)
+    best = jnp.clip(jnp.argmax(values), 1, _NORM_POINTS - 2)
+    low, middle, high = (values[best + k] for k in (-1, 0, 1))
+    curvature = low - 2.0 * middle + high
+    shift = jnp.where(curvature < 0.0, 0.5 * (low - high) / jnp.minimum(curvature, -1e-30), 0.0)
+    step = 2.0 * widest / (_NORM_POINTS - 1)
+    return (grid[best] * jnp.exp(jnp.clip(shift, -1.0, 1.0) * step)).reshape(1, 1)

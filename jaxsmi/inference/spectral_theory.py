@@ -49,7 +49,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import draw_posteriors
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import nan
+from jaxsmi.core.arrays import missing
 from jaxsmi.core.driver import Estimate, Run
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import POSITIVE, check
@@ -61,21 +61,21 @@ from jaxsmi.numerics.quadrature import power_of_two
 
 _POINTS = 2**14
 _NETS = 16  # G has heavy tails: with fewer the spread is inaccurate
-_START = 1e-3  # V/S of the start: everything is learned
+_START_COVARIANCE = 1e-3  # V/S of the start: everything is learned
 _TOLERANCE = 1e-7
-_STEPS = 400  # next to the threshold neither plain nor Newton steps are fast
+_MAX_STEPS = 400  # next to the threshold neither plain nor Newton steps are fast
 _SIGMAS = 5.0  # 16 nets measure the noise roughly: fewer would refuse by chance
-_LARGEST_MEAN = 0.1  # of S: of a handful of labels the error bar is large
-_ZERO = 1e-4  # a squared mean that quadrature may leave
-MOST = 4  # outliers that are looked for, of P² that there may be
-_NEWTON = 50  # steps to the resolvent at one m
-_HUGE = 1e6  # an eigensolver may not end on larger numbers
-_SETTLED = 1e-9  # of V: well below what the halvings of m leave open
+_MAX_MEAN_SHARE = 0.1  # of S: of a handful of labels the error bar is large
+_MEAN_FLOOR = 1e-4  # a squared mean that quadrature may leave
+MAX_OUTLIERS = 4  # outliers that are looked for, of P² that there may be
+_MAX_NEWTON_STEPS = 50  # steps to the resolvent at one m
+_MAX_ENTRY = 1e6  # an eigensolver may not end on larger numbers
+_RESOLVENT_TOLERANCE = 1e-9  # of V: well below what the halvings of m leave open
 _HALVINGS = 24  # of an interval of m some 10 wide: to 1e-6 (of the edge, 200 wide: to 1e-5)
-_APART = 1e-4  # of m: an outlier nearer to the edge is the edge, to the error of the halvings
-_COPIES = 0.95  # eigenvalues above this share of the largest are copies of one
-_NULL = 1e-9  # copies may be dependent: their Gram matrix is then singular up to rounding
-_LEARNED = 1e-4  # an overlap, over S, that is none
+_MIN_DISTANCE = 1e-4  # of m: an outlier nearer to the edge is the edge, up to the halvings
+_COPY_RATIO = 0.95  # eigenvalues above this share of the largest are copies of one
+_GRAM_RTOL = 1e-9  # copies may be dependent: their Gram matrix is then singular up to rounding
+_MIN_OVERLAP = 1e-4  # an overlap, over S, that is none
 
 
 class LabelMoments(NamedTuple):
@@ -97,7 +97,7 @@ def label_moments(g: Array, dg: Array, second_moment: Array) -> LabelMoments:
     return LabelMoments(mean, symmetric(excess.reshape(*g.shape[:-2], P * M, P * M)))
 
 
-def response(G: Array, Q: Array, sign: float = 1.0) -> tuple[Array, Array]:
+def dressed_covariance(G: Array, Q: Array, sign: float = 1.0) -> tuple[Array, Array]:
     """H = G (I ± QG)^{-1} of symmetric G (n, PM, PM) for Q (P, P), 0 ⪯ Q.
 
     By I ± Q^{1/2} G Q^{1/2}, which has to be positive definite: no other inverse is needed.
@@ -129,7 +129,7 @@ class _SpectralMap(eqx.Module):
         mean, G = self.moments
         P, M = mean.shape[-2:]
         identity = jnp.eye(P, dtype=V.dtype)
-        H, _ = response(G.reshape(-1, P * M, P * M), identity - symmetric(V))
+        H, _ = dressed_covariance(G.reshape(-1, P * M, P * M), identity - symmetric(V))
         squares = jnp.einsum("rnpm,rnqm->rnpq", mean, mean) + token_trace(G - H.reshape(G.shape), M)
         precision = self.alpha * symmetric(jnp.mean(squares, axis=1))
         new = jnp.linalg.inv(identity + jnp.mean(precision, axis=0))
@@ -201,7 +201,7 @@ def spectral_overlap(
     )
     check(not_linear, "model", title(model), allowed)
     valid = centred & not_linear & validate.valid(alpha) & validate.valid(model)
-    return jax.tree.map(lambda x: jnp.where(valid, x, nan()), estimate)
+    return jax.tree.map(lambda x: jnp.where(valid, x, missing()), estimate)
 
 
 def tells_nothing(mean: Array) -> Array:
@@ -209,8 +209,8 @@ def tells_nothing(mean: Array) -> Array:
     within its error."""
     outer = jnp.einsum("rnpm,rnqm->rpq", mean, mean) / mean.shape[1]
     noise = jnp.std(outer, axis=0, ddof=min(len(mean) - 1, 1)) / jnp.sqrt(float(len(mean)))
-    most = jnp.minimum(_SIGMAS * noise, _LARGEST_MEAN)
-    return jnp.all(jnp.mean(outer, axis=0) <= most + _ZERO)
+    most = jnp.minimum(_SIGMAS * noise, _MAX_MEAN_SHARE)
+    return jnp.all(jnp.mean(outer, axis=0) <= most + _MEAN_FLOOR)
 
 
 @eqx.filter_jit
@@ -237,12 +237,12 @@ def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Fixe
     one = jnp.eye(moments.mean.shape[-2], dtype=moments.mean.dtype)
     solver = fixed_point.FixedPointSolver(
         map_of=_SpectralMap(moments, alpha).evaluate,
-        V0=_START * one,
+        V0=_START_COVARIANCE * one,
         scale=one,
         tolerance=jnp.asarray(_TOLERANCE, one.dtype),
         geometric=False,
         newton=True,
-        max_steps=_STEPS,
+        max_steps=_MAX_STEPS,
     )
     return fixed_point.solve(solver)
 
@@ -252,7 +252,7 @@ def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Fixe
 
 def transformed(G: Array, s: Array | float) -> Array:
     """𝒯_s = G (I + sG)^{-1} of excess covariances G (..., PM, PM)."""
-    return response(G, s * jnp.ones((1, 1), G.dtype))[0]
+    return dressed_covariance(G, s * jnp.ones((1, 1), G.dtype))[0]
 
 
 class Outlier(NamedTuple):
@@ -299,23 +299,23 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     spread = (1.0 + jnp.sqrt(alpha * tokens)) ** 2
     high = spread / s + jnp.max(jnp.abs(bulk.trace(bulk.G)))
     # one loop over the ranks and, last, the edge: the program of a search is large
-    ranks = jnp.arange(min(P * P, MOST) + 1)
+    ranks = jnp.arange(min(P * P, MAX_OUTLIERS) + 1)
     ranks = jnp.where(ranks == len(ranks) - 1, -1, ranks)
     found, resolvents = lax.map(
         lambda rank: bulk.search(rank, jnp.where(rank < 0, -spread / (1.0 - s), 1.0), high), ranks
     )
     m, V, edge = found[:-1], resolvents[:-1], found[-1]
     M, together = lax.map(lambda at: bulk.signal(at[0], at[1], optimal), (ranks[:-1], V))
-    stands_out = (m - edge > _APART * m) & (m - 1.0 > _APART * (1.0 - s))
+    stands_out = (m - edge > _MIN_DISTANCE * m) & (m - 1.0 > _MIN_DISTANCE * (1.0 - s))
     copies = _groups(stands_out, together)
     norm = jnp.linalg.norm(M, axis=(1, 2))
-    wanted = (copies > 0) & (norm > _NULL) & (jnp.max(jnp.diagonal(optimal)) > _LEARNED)
+    wanted = (copies > 0) & (norm > _GRAM_RTOL) & (jnp.max(jnp.diagonal(optimal)) > _MIN_OVERLAP)
     M = jnp.where(wanted, 1.0 / jnp.where(wanted, norm, 1.0), 0.0)[:, None, None] * M
     gram = _grams(bulk, V, M, wanted)
     A = len(m)
     whole = jnp.transpose(gram, (0, 2, 1, 3)).reshape(A * P, A * P)
     stacked = M.reshape(A * P, P)
-    R = stacked.T @ jnp.linalg.pinv(symmetric(whole), rtol=_NULL, hermitian=True)
+    R = stacked.T @ jnp.linalg.pinv(symmetric(whole), rtol=_GRAM_RTOL, hermitian=True)
     return Outlier(
         learned=jnp.any(wanted),
         eigenvalue=jnp.where(wanted, m, jnp.nan),
@@ -348,7 +348,7 @@ class _Bulk(eqx.Module):
     def response(self, V: Array) -> tuple[Array, Array]:
         """H = 𝒯_s (I - V 𝒯_s)^{-1}, and whether 1/V is above all eigenvalues of 𝒯_s."""
         n, P, M = self.G.shape[:3]
-        H, above = response(self.T.reshape(n, P * M, P * M), V, -1.0)
+        H, above = dressed_covariance(self.T.reshape(n, P * M, P * M), V, -1.0)
         return H.reshape(self.G.shape), above
 
     def trace(self, H: Array) -> Array:
@@ -379,13 +379,13 @@ class _Bulk(eqx.Module):
             )
 
         def goes_on(now: _Newton) -> Array:
-            moving = (now.change > _SETTLED) & (now.count < _NEWTON)
+            moving = (now.change > _RESOLVENT_TOLERANCE) & (now.count < _MAX_NEWTON_STEPS)
             return moving & jnp.all(jnp.isfinite(now.V))
 
         infinite = jnp.asarray(jnp.inf, V.dtype)
         start = _Newton(V, jnp.full_like(V, jnp.nan), infinite, jnp.zeros((), int))
         end = lax.while_loop(goes_on, step, start)
-        sound = (end.change <= _SETTLED) & _definite(end.V)
+        sound = (end.change <= _RESOLVENT_TOLERANCE) & _definite(end.V)
         new = jnp.where(sound, end.V, V)
         H, _ = self.response(new)
         return new, H, sound & (self.top(new, H, H)[0][-1] < 1.0)
@@ -425,7 +425,7 @@ class _Bulk(eqx.Module):
         H, _ = self.response(V)
         values, modes = self.top(V, H, self.G)
         behind = P * P - 1 - jnp.arange(P * P) >= rank
-        together = behind & (values > _COPIES * values[P * P - 1 - rank])
+        together = behind & (values > _COPY_RATIO * values[P * P - 1 - rank])
         root = sqrt_psd(V)
         wanted = jnp.linalg.solve(root, optimal).ravel()
         M = root @ (modes @ jnp.where(together, modes.T @ wanted, 0.0)).reshape(P, P)
@@ -434,7 +434,7 @@ class _Bulk(eqx.Module):
 
 def _definite(V: Array) -> Array:
     """V is positive definite; an eigensolver may not end on what is not a number."""
-    finite = jnp.all(jnp.abs(V) < _HUGE)
+    finite = jnp.all(jnp.abs(V) < _MAX_ENTRY)
     return finite & (jnp.linalg.eigvalsh(jnp.where(finite, V, 0.0))[0] > 0.0)
 
 

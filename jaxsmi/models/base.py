@@ -40,7 +40,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import arithmetic, concrete, not_recorded, theory_dtype
+from jaxsmi.core.arrays import array_module, concrete, not_recorded, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.display import constructor_repr
 from jaxsmi.core.driver import Estimate, Solution
@@ -413,7 +413,7 @@ def draw_labels(model: AbstractModel, key: PRNGKeyArray, teacher: Array, inputs:
 def is_centred(model: AbstractModel) -> Array:
     """Return True (a boolean array) if the prior of the model has mean zero."""
     mean = model.prior.mean_overlap(model.indices)
-    xp = arithmetic(mean)
+    xp = array_module(mean)
     # means add up to zero by rounding only, of order 1e-16
     return xp.max(xp.abs(xp.asarray(mean))) <= 1e-12
 

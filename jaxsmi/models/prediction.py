@@ -33,7 +33,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, nan, theory_dtype
+from jaxsmi.core.arrays import PyTree, missing, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.driver import Estimate, Solution
 from jaxsmi.core.validate import check
@@ -245,7 +245,7 @@ def generalization_error(
         data = check_data(model, data, teacher=False)
         shape = model.student.shape(data.dimension)
         check(weights.shape == shape, "overlap", weights, f"a run whose weights are {shape}")
-        weights = jnp.where(validate.valid(model), weights, nan())
+        weights = jnp.where(validate.valid(model), weights, missing())
         key = validate.key("key", key)
         size = power_of_two(points // 8)
         return error_of_rows(model, weights, data, key=key, bayes=bayes, points=size)
@@ -256,7 +256,7 @@ def generalization_error(
     # not strict: at Q = S the error is zero, a limit that plots include
     Q = validate.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
     # a model whose traced parameters are out of range has no error
-    Q = jnp.where(validate.valid(model), Q, nan())
+    Q = jnp.where(validate.valid(model), Q, missing())
     return model.metric.prediction_error(Q, bayes=bayes, key=key, points=points)
 
 

@@ -47,8 +47,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree, frozen, nan, not_recorded_where
-from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Result, Run, advance, begin, choose
+from jaxsmi.core.arrays import PyTree, frozen, missing, not_recorded_where
+from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Result, Run, advance, choose, new_run
 from jaxsmi.numerics.linear_algebra import (
     positive_part,
     spectral_radius,
@@ -60,15 +60,15 @@ from jaxsmi.numerics.linear_algebra import (
 
 # Newton steps need a contraction, as J has statistical errors; next to the end of a branch, where
 # plain steps creep, one that turns out to have left the region is undone instead.
-_CONTRACTS, _CONTRACTS_FOLD = 0.98, 0.998
-_SLOWEST = 1e-6  # 1 - ρ in the distance, at least: beyond, α is at a threshold
+_NEWTON_BELOW, _NEWTON_BELOW_FOLD = 0.98, 0.998
+_MIN_GAP = 1e-6  # 1 - ρ in the distance, at least: beyond, α is at a threshold
 # A Newton step stays near V, or the statistical errors of J throw it onto another branch next to a
 # spinodal: eigenvalues at least 0.3 of those of V, entries within 5 % of S, all of it below S up to
 # rounding of its trace.
-_LEAST_RATIO, _LONGEST, _OUTSIDE = 0.3, 0.05, 1e-3
+_MIN_EIGENVALUE_RATIO, _MAX_STEP, _MAX_EXCESS = 0.3, 0.05, 1e-3
 # Discrete priors: V collapses faster than any geometric decay. The iteration stops before V is so
 # small that no sample resolves it, where F falls back to S.
-_COLLAPSED, _COLLAPSE = 1e-6, 1e-2
+_COLLAPSE_BELOW, _COLLAPSE_RATIO = 1e-6, 1e-2
 # √q of two directions above which the random points determine the slope of the map between them
 _RESOLVED = 0.1
 
@@ -107,9 +107,9 @@ class FixedPointState(eqx.Module):
     """State of the iteration: V, the last evaluation of F (at the V before), and its residual.
 
     `trace`: tr V before the last step; `decay_count`: consecutive steps of geometric decay;
-    `trust`: the part of a Newton step that is taken; `polished`: the last step was one; `open`:
-    distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed point may be
-    zero.
+    `trust`: the part of a Newton step that is taken; `polished`: the last step was one;
+    `remaining`: distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed
+    point may be zero.
     """
 
     V: Array
@@ -121,7 +121,7 @@ class FixedPointState(eqx.Module):
     decay_count: Array
     trust: Array
     polished: Array
-    open: Array
+    remaining: Array
     undecided: Array
     recovered: Array
 
@@ -185,7 +185,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             decay_count=jnp.zeros((), int),
             trust=jnp.ones((), dtype),
             polished=no,
-            open=jnp.full_like(V0, jnp.inf),
+            remaining=jnp.full_like(V0, jnp.inf),
             undecided=no,
             recovered=no,
         )
@@ -202,7 +202,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         rho = perron_value(evaluation.jacobian)
         newton_step = resolvent(evaluation.jacobian, difference)
         distance = jnp.maximum(
-            residual / jnp.maximum(1.0 - rho, _SLOWEST), jnp.max(jnp.abs(newton_step))
+            residual / jnp.maximum(1.0 - rho, _MIN_GAP), jnp.max(jnp.abs(newton_step))
         )
         # a Newton step that did not halve the residual: the error of J is too large for all of it
         trust = jnp.where(
@@ -211,7 +211,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         candidate = symmetric(value + trust * (V + newton_step - value))
         # after a polish the trust, not the residual, decides
         falls = (residual < state.residual) | state.polished
-        contracts = rho < (_CONTRACTS_FOLD if self.fold else _CONTRACTS)
+        contracts = rho < (_NEWTON_BELOW_FOLD if self.fold else _NEWTON_BELOW)
         take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
         # `_sound` allows rounding above S, but the next overlap S - V has to be positive
         inside = scale - positive_part(scale - jnp.where(take, candidate, value))
@@ -225,12 +225,12 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         ratio = jnp.trace(value) / trace
         decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.trace)
         undecided = (ratio < self.decay.slowest) & (trace <= 2.0 * len(V) * distance)
-        remains = jnp.where(
+        remaining = jnp.where(
             take, (1.0 - 0.5 * trust) * newton_step, apply(evaluation.jacobian, newton_step)
         )
-        # two conditions: a start below `_COLLAPSED` need not be on its way to zero
-        small = jnp.trace(value) < _COLLAPSED * jnp.trace(scale)
-        collapsed = small & (ratio < _COLLAPSE)
+        # two conditions: a start below `_COLLAPSE_BELOW` need not be on its way to zero
+        small = jnp.trace(value) < _COLLAPSE_BELOW * jnp.trace(scale)
+        collapsed = small & (ratio < _COLLAPSE_RATIO)
         return FixedPointState(
             V=new,
             evaluation=evaluation,
@@ -241,7 +241,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             decay_count=decay_count,
             trust=trust,
             polished=take,
-            open=jnp.abs(symmetric(remains)),
+            remaining=jnp.abs(symmetric(remaining)),
             undecided=self.geometric & undecided,
             recovered=self.geometric
             & (self.decay.reached(decay_count, jnp.trace(new)) | collapsed),
@@ -253,10 +253,10 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         root = jnp.linalg.cholesky(V)
         whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
         whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
-        similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > _LEAST_RATIO
-        short = jnp.max(jnp.abs(candidate - V)) < _LONGEST * jnp.max(self.scale)
+        similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > _MIN_EIGENVALUE_RATIO
+        short = jnp.max(jnp.abs(candidate - V)) < _MAX_STEP * jnp.max(self.scale)
         spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
-        inside = spare > -_OUTSIDE * jnp.trace(self.scale)
+        inside = spare > -_MAX_EXCESS * jnp.trace(self.scale)
         return similar & short & inside & jnp.all(jnp.isfinite(candidate))
 
     def observe(self, state: FixedPointState, count: Array) -> dict[str, Array]:
@@ -302,7 +302,7 @@ def _mapped(map_of: Callable[[Array], Evaluation], V: Array) -> Evaluation:
 def solve(solver: FixedPointSolver) -> Run[FixedPointState]:
     """Run to the end, inside jit: codes SUCCESS, RECOVERED, MAX_STEPS, NONFINITE."""
     steps = solver.max_steps
-    return advance(solver, begin(solver, steps), jnp.asarray(steps))
+    return advance(solver, new_run(solver, steps), jnp.asarray(steps))
 
 
 def propagated_error(J: Array, replicas: Array) -> Array:
@@ -357,7 +357,7 @@ def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array 
     leaves, build = numbers_of(answer)
     numbers = numbers_of(parameters)[0]
     # NaN times the tangents: jax.grad carries it backwards as well
-    weight = jnp.where(unless, 0.0, nan())
+    weight = jnp.where(unless, 0.0, missing())
     return build(_with_weight(leaves, numbers, weight)) if numbers else answer
 
 

@@ -55,7 +55,7 @@ class Minimum(NamedTuple):
 
     position: Array
     residual: Array
-    second: Array
+    has_other_minimum: Array
 
 
 class _State(NamedTuple):
@@ -192,7 +192,7 @@ _LONGEST_STEP = 0.3
 _Extra = TypeVar("_Extra")
 
 
-class Point(NamedTuple, Generic[_Extra]):
+class Trial(NamedTuple, Generic[_Extra]):
     """One evaluation: the objective and its gradient, the `number` for the history, and `extra`
     results, from which the next evaluation may go on."""
 
@@ -246,7 +246,7 @@ def minimise(
     allowed: str,
     bar: Bar,
     done: Callable[[Array], bool] = lambda number: False,
-) -> tuple[Point[_Extra], SearchEnd]:
+) -> tuple[Trial[_Extra], SearchEnd]:
     """The best point and the end of a search (module docstring).
 
     Args:
@@ -261,9 +261,9 @@ def minimise(
         done: done(number): it is as good as it can be. Default: never.
     """
 
-    def evaluate(parameters: PyTree, extra: _Extra) -> Point[_Extra]:
+    def evaluate(parameters: PyTree, extra: _Extra) -> Trial[_Extra]:
         (value, (number, extra)), gradient = objective(parameters, extra)
-        return Point(parameters, value, gradient, number, extra)
+        return Trial(parameters, value, gradient, number, extra)
 
     # clipped after L-BFGS, whose steps are long where the curvature is small
     clipped = optax.clip_by_global_norm(_LONGEST_STEP)

@@ -44,7 +44,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core.arrays import theory_dtype
 
 
-def _frozen(rule: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _read_only(rule: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The rule, read-only: all callers share one copy."""
     for part in rule:
         part.setflags(write=False)
@@ -54,7 +54,7 @@ def _frozen(rule: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray
 @functools.cache
 def legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights (count,) of the Gauss–Legendre rule on [-1, 1]."""
-    return _frozen(np.polynomial.legendre.leggauss(count))
+    return _read_only(np.polynomial.legendre.leggauss(count))
 
 
 def legendre_panel(count: int, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def hermite(count: int) -> tuple[np.ndarray, np.ndarray]:
     The weights sum to one.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
-    return _frozen((nodes, weights / np.sqrt(2.0 * np.pi)))
+    return _read_only((nodes, weights / np.sqrt(2.0 * np.pi)))
 
 
 def clenshaw(coefficients: np.ndarray, x: Array) -> Array:

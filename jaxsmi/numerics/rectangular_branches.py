@@ -39,7 +39,7 @@ WIDE = 160.0  # largest log of a distance: the product of four distances stays b
 _ORDERS = (1, 1, -1, 1, 1, -1)
 
 
-class Roots(NamedTuple):
+class CriticalPoints(NamedTuple):
     """The parameters and what follows from them.
 
     Attributes:
@@ -81,7 +81,7 @@ class Roots(NamedTuple):
         return below + [-right - sum(steps[position:k]) for k in range(position, 6)]
 
 
-def roots_of(aspect: Array, rank: Array, noise: Array) -> Roots:
+def critical_points(aspect: Array, rank: Array, noise: Array) -> CriticalPoints:
     """The roots of N and M."""
     B = noise * rank**2
 
@@ -94,17 +94,17 @@ def roots_of(aspect: Array, rank: Array, noise: Array) -> Roots:
     n, root_n = negative(1.0 - rank + noise * rank)
     m, root_m = negative(aspect - rank + noise * rank)
     apart = (aspect - 1.0) * (n + m) / (root_n + root_m)
-    return Roots(aspect, rank, noise, n, B / n, m, B / m, apart)
+    return CriticalPoints(aspect, rank, noise, n, B / n, m, B / m, apart)
 
 
-class Place(NamedTuple):
+class BranchPoint(NamedTuple):
     """A D on a branch of s: its `distances` to the six points, and `speed` = dD/dt of the branch's
     coordinate t."""
 
     distances: list[Array]
     speed: Array
 
-    def log_s(self, c: Roots) -> Array:
+    def log_s(self, c: CriticalPoints) -> Array:
         """log s(D): one logarithm, which compiles faster than six."""
         m, n, zero, m_plus, n_plus, rank = self.distances
         return jnp.log(n * n_plus * m * m_plus / (zero * rank)) - c.scale
@@ -122,7 +122,7 @@ class Place(NamedTuple):
         return -sum(terms, jnp.zeros_like(self.speed))
 
 
-Branch = Callable[[Array, Roots], Place]
+Branch = Callable[[Array, CriticalPoints], BranchPoint]
 
 
 def halves(t: Array) -> tuple[Array, Array]:
@@ -133,42 +133,44 @@ def halves(t: Array) -> tuple[Array, Array]:
     return jnp.where(t < 0.0, small, large), jnp.where(t < 0.0, large, small)
 
 
-def below(t: Array, c: Roots) -> Place:
+def below(t: Array, c: CriticalPoints) -> BranchPoint:
     """D = -(m + e^t)."""
     grown = jnp.exp(t)
-    return Place(c.distances(0, grown, grown), -grown)
+    return BranchPoint(c.distances(0, grown, grown), -grown)
 
 
-def between(t: Array, c: Roots) -> Place:
+def between(t: Array, c: CriticalPoints) -> BranchPoint:
     """D = -n sigmoid(-t)."""
     to_n, to_zero = (c.n * x for x in halves(t))
-    return Place(c.distances(2, to_n, to_zero), to_n * to_zero / c.n)
+    return BranchPoint(c.distances(2, to_n, to_zero), to_n * to_zero / c.n)
 
 
-def within(t: Array, c: Roots) -> Place:
+def within(t: Array, c: CriticalPoints) -> BranchPoint:
     """D = m₊ + (n₊ - m₊) sigmoid(t)."""
     # a square matrix has no such branch: any width will do
     width = jnp.where(c.apart > 0.0, c.width, 1.0)
     low, high = (width * x for x in halves(t))
-    return Place(c.distances(4, low, high), low * high / width)
+    return BranchPoint(c.distances(4, low, high), low * high / width)
 
 
-def beyond(t: Array, c: Roots) -> Place:
+def beyond(t: Array, c: CriticalPoints) -> BranchPoint:
     """D = R₂ + e^t."""
     grown = jnp.exp(t)
-    return Place(c.distances(6, grown, grown), grown)
+    return BranchPoint(c.distances(6, grown, grown), grown)
 
 
-def solved(branch: Branch, goal: Array, low: ArrayLike, high: ArrayLike, c: Roots) -> Array:
-    """t with log s = goal on a branch, from `low` to `high`; an end where s does not get there."""
-    low, high = (jnp.broadcast_to(jnp.asarray(x, goal.dtype), goal.shape) for x in (low, high))
+def solve(
+    branch: Branch, target: Array, low: ArrayLike, high: ArrayLike, c: CriticalPoints
+) -> Array:
+    """Find t with log s = target on a branch, from `low` to `high`, or the end nearest to it."""
+    low, high = (jnp.broadcast_to(jnp.asarray(x, target.dtype), target.shape) for x in (low, high))
     height = lambda t: branch(t, c).log_s(c)
     rising = height(high) > height(low)
-    excess = lambda t: jnp.where(rising, height(t) - goal, goal - height(t))
+    excess = lambda t: jnp.where(rising, height(t) - target, target - height(t))
     return differentiable_root(excess, low, high)
 
 
-def edges_on_branches(c: Roots) -> tuple[Array, Array]:
+def edges_on_branches(c: CriticalPoints) -> tuple[Array, Array]:
     """t (4,) at the edges from left to right, and whether there is a gap.
 
     The edges lie on the branches `within`, `between` (two of them) and `beyond`.

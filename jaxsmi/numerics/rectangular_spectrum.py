@@ -42,14 +42,14 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.rectangular_branches import (
     WIDE,
-    Roots,
+    CriticalPoints,
     below,
     between,
     beyond,
+    critical_points,
     edges_on_branches,
     halves,
-    roots_of,
-    solved,
+    solve,
     within,
 )
 from jaxsmi.numerics.symmetric_spectrum import (
@@ -97,21 +97,21 @@ class RectangularSpectrum(AbstractSpectrum):
     def green(self, points: Array) -> tuple[Array, Array]:
         """(H, μ) at real points of any shape, on the support, in the gap or outside."""
         x = jnp.maximum(jnp.asarray(points, theory_dtype()), _LEAST)
-        c = roots_of(self.aspect, self.rank, self.noise)
-        goal = 2.0 * jnp.log(x)
+        c = critical_points(self.aspect, self.rank, self.noise)
+        log_s = 2.0 * jnp.log(x)
         first, low, high, last = lax.stop_gradient(self.edges)
         critical = lax.stop_gradient(self.critical)
         hole = self.gap & (x > low) & (x < high)
         outer = x >= last
         inner = (c.apart > 0.0) & (x <= first)
-        p = jnp.exp(solved(below, goal, -WIDE, WIDE, c))
-        q = _q_of(goal, self.gap & (x >= high), critical, self.gap, c)
+        p = jnp.exp(solve(below, log_s, -WIDE, WIDE, c))
+        q = _q_of(log_s, self.gap & (x >= high), critical, self.gap, c)
         u, v, size = _pair(p, q, c)
         H, mu = _green(u, v, size, x, c)
         # off the support one real root takes the place of the pair
-        D_hole = -c.n * halves(solved(between, goal, critical[2], critical[1], c))[1]
-        D_outer = c.rank + jnp.exp(solved(beyond, goal, -WIDE, critical[3], c))
-        t = solved(within, goal, critical[0], 0.5 * WIDE, c)
+        D_hole = -c.n * halves(solve(between, log_s, critical[2], critical[1], c))[1]
+        D_outer = c.rank + jnp.exp(solve(beyond, log_s, -WIDE, critical[3], c))
+        t = solve(within, log_s, critical[0], 0.5 * WIDE, c)
         D_inner = c.m_plus + c.width * halves(t)[0]
         off = hole | outer | inner
         D = jnp.where(outer, D_outer, jnp.where(hole, D_hole, D_inner))
@@ -133,17 +133,17 @@ def _shrunk(x: Array, hilbert: Array, aspect: Array, noise: Array) -> Array:
     return x - 2.0 * noise / jnp.sqrt(aspect) * (0.5 * (aspect - 1.0) / x + hilbert)
 
 
-def _q_of(goal: Array, second: Array, critical: Array, gap: Array, c: Roots) -> Array:
+def _q_of(log_s: Array, second: Array, critical: Array, gap: Array, c: CriticalPoints) -> Array:
     """Logit of q on the first or the `second` band.
 
     Its ends at the gap have the logits critical[2] and critical[1].
     """
     low = jnp.where(gap & second, critical[1], -0.5 * WIDE)
     high = jnp.where(gap & ~second, critical[2], 0.5 * WIDE)
-    return solved(between, goal, low, high, c)
+    return solve(between, log_s, low, high, c)
 
 
-def _pair(p: Array, t: Array, c: Roots) -> tuple[Array, Array, Array]:
+def _pair(p: Array, t: Array, c: CriticalPoints) -> tuple[Array, Array, Array]:
     """(u, v, u² + v²) of the complex roots, from -m - p and the logit of q."""
     to_n, to_zero = (c.n * x for x in halves(t))
     size_p = c.m + p
@@ -164,7 +164,7 @@ def _pair(p: Array, t: Array, c: Roots) -> tuple[Array, Array, Array]:
     return u, positive_root(square), size
 
 
-def _green(u: Array, v: Array, size: Array, x: Array, c: Roots) -> tuple[Array, Array]:
+def _green(u: Array, v: Array, size: Array, x: Array, c: CriticalPoints) -> tuple[Array, Array]:
     """(H, μ) on the support."""
     B = c.n * c.n_plus
     return (c.n - c.n_plus + u * (1.0 - B / size)) / x, v * (1.0 + B / size) / (np.pi * x)
@@ -202,7 +202,7 @@ def rectangular_spectrum(
     aspect, rank, noise = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, noise))
     needed = "True for this law: jax.config.update('jax_enable_x64', True) at the start"
     check(theory_dtype() == jnp.float64, "jax_enable_x64", False, needed)
-    c = roots_of(aspect, rank, noise)
+    c = critical_points(aspect, rank, noise)
     critical, gap = edges_on_branches(c)
     square = c.apart <= 0.0
     # log s at the edges
@@ -233,7 +233,7 @@ def rectangular_spectrum(
     )
 
 
-def _band_coordinate(heights: Array, gap: Array, c: Roots) -> tuple[Array, Array, Array]:
+def _band_coordinate(heights: Array, gap: Array, c: CriticalPoints) -> tuple[Array, Array, Array]:
     """The nodes of both bands (192,): -m - p, half of d log p/dw, and the weights in w.
 
     The coordinate of a band is w = log y with y² = (m - p)(n - p); of a square matrix w =
@@ -241,7 +241,7 @@ def _band_coordinate(heights: Array, gap: Array, c: Roots) -> tuple[Array, Array
     """
     square = c.apart <= 0.0
     unit = lax.stop_gradient(c.n)
-    p = jnp.exp(solved(below, heights, -WIDE, WIDE, c))
+    p = jnp.exp(solve(below, heights, -WIDE, WIDE, c))
     y = jnp.sqrt(p * (p + c.apart))
     ends = jnp.where(square, jnp.arcsinh(y.at[0].set(0.0) / unit), jnp.log(y))
     merging = (ends[1] > ends[0]) & (ends[1] < ends[3])  # else the split is anywhere
@@ -256,7 +256,7 @@ def _band_coordinate(heights: Array, gap: Array, c: Roots) -> tuple[Array, Array
     return p, slope, weights.reshape(-1)
 
 
-def _log_potential(u: Array, v: Array, size: Array, c: Roots) -> Array:
+def _log_potential(u: Array, v: Array, size: Array, c: CriticalPoints) -> Array:
     """Re L(u + iv)."""
     R1 = c.aspect
     R2 = c.rank
@@ -318,7 +318,7 @@ def rectangular_information(aspect: ArrayLike, rank: ArrayLike, qhat: ArrayLike)
     R1 = law.aspect
     R2 = law.rank
     R = law.noise
-    c = roots_of(R1, R2, R)
+    c = critical_points(R1, R2, R)
     over = R1 - 1.0
     log_over = jnp.log(jnp.where(over > 0.0, over, 1.0))
     # L at x = 0, where D = n₊ and M = (R₁ - 1) n₊

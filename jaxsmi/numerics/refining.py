@@ -60,7 +60,7 @@ Integrand = Callable[[PyTree, Array], tuple[Array, Sequence[Branch]]]
 Respond = Callable[[Array, Array], tuple[Array, Array]]
 
 
-class Moments(eqx.Module):
+class FieldMoments(eqx.Module):
     """Integrals over the fields with their errors; all with a leading sample axis.
 
     Attributes:
@@ -156,7 +156,7 @@ class Integral(eqx.Module):
 
 def self_refining_moments(
     integral: Integral, budget: Budget, key: PRNGKeyArray | None = None
-) -> Moments:
+) -> FieldMoments:
     r"""Posterior moments of τ = (t, r(t)) for a batch of samples, refined until the error is met.
 
     For each sample, with t ∈ R^inner standard Gaussian and one or more branches s (sign copies),
@@ -175,7 +175,7 @@ def self_refining_moments(
             jax.random.key(0).
 
     Returns:
-        `Moments` of all samples.
+        `FieldMoments` of all samples.
 
     Cost:
         Nodes × (one integrand + about (K+1)²/2 multiply-adds a branch), K = inner + outer.
@@ -213,7 +213,7 @@ class _State(NamedTuple):
 
     level: Array
     due: Array
-    moments: Moments
+    moments: FieldMoments
 
 
 class _Refinement(eqx.Module):
@@ -268,7 +268,7 @@ class _Refinement(eqx.Module):
         none = no_sums(self.block, integral.components)
         return lax.fori_loop(0, -(-level.rows[-1] // chunk), add, none)
 
-    def at_level(self, block: PyTree, level: _Level) -> tuple[Moments, Array]:
+    def at_level(self, block: PyTree, level: _Level) -> tuple[FieldMoments, Array]:
         """The moments of a block by one rule, and the error (S,) of the tail beyond its nodes."""
         S, rule = self.block, self.rule
         groups = lax.map(
@@ -298,7 +298,7 @@ class _Refinement(eqx.Module):
             hidden, _ = self.changes(sums, g, dg, 0.5 * share, jnp.zeros_like(share))
             error = jnp.where(rule.hidden, jnp.maximum(error, hidden), error)
         split = rule.halves(parts)
-        moments = Moments(
+        moments = FieldMoments(
             log_mass=top + jnp.log(sums.mass),
             g=g,
             dg=dg,
@@ -341,7 +341,7 @@ class _Refinement(eqx.Module):
 
         return corrected(values[0]), corrected(values[1])
 
-    def next_level(self, level: Array, new: Moments, cut: Array) -> Array:
+    def next_level(self, level: Array, new: FieldMoments, cut: Array) -> Array:
         """The level (S,) that samples are due at after this one; done ones are due beyond the last.
 
         Far from the goal a level is skipped. Samples at the edge of the ball go to the wide one.
@@ -367,7 +367,7 @@ class _Refinement(eqx.Module):
         order = jnp.argsort(jnp.where(pending, 0, 1), stable=True)
         count = jnp.sum(pending)
 
-        def one_block(b: Array, carry: tuple[Array, Moments]) -> tuple[Array, Moments]:
+        def one_block(b: Array, carry: tuple[Array, FieldMoments]) -> tuple[Array, FieldMoments]:
             due, moments = carry
             position = b * S + jnp.arange(S)
             which = order[jnp.minimum(position, total - 1)]
@@ -383,7 +383,7 @@ class _Refinement(eqx.Module):
         due, moments = lax.fori_loop(0, -(-count // S), one_block, carry)
         return _State(state.level + 1, due, moments)
 
-    def solve(self) -> Moments:
+    def solve(self) -> FieldMoments:
         """The moments of all samples."""
         start = self.integral.start
         start = jnp.zeros((), int) if start is None else jnp.clip(start, 0, self.rule.narrow - 1)

@@ -37,7 +37,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import arithmetic, nan_unless, theory_dtype
+from jaxsmi.core.arrays import array_module, nan_unless, theory_dtype
 from jaxsmi.numerics.linear_algebra import (
     bartlett,
     bartlett_size,
@@ -423,7 +423,7 @@ def semi_definite(name: str, value: object, allowed: str, size: int | None = Non
     C = validate.array(name, value, allowed)
     square = C.ndim == 2 and C.shape[0] == C.shape[1] and size in (None, len(C))
     validate.check(square, name, value, allowed)
-    xp = arithmetic(C)
+    xp = array_module(C)
     known = xp.asarray(lax.stop_gradient(C))
     # eigenvalues of NaN would stop a program under jax_debug_nans
     finite = xp.all(xp.isfinite(known))

@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.driver import RUNNING, AbstractSolver, Result, Run, advance, begin
+from jaxsmi.core.driver import RUNNING, AbstractSolver, Result, Run, advance, new_run
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.linear_algebra import acceptance_tries, chi_square
 from jaxsmi.sgd.coordinates import Coordinates, add_means, factor, fields_of, slopes
@@ -296,7 +296,7 @@ class BlockSolver(AbstractSolver[Run[ChainState]]):
     records: int = eqx.field(static=True)
 
     def init(self) -> Run[ChainState]:
-        return begin(self.chain, self.records)
+        return new_run(self.chain, self.records)
 
     def step(self, state: Run[ChainState], count: Array) -> Run[ChainState]:
         draw = jax.vmap(self.chain.draw, in_axes=(0, None), out_axes=-1)

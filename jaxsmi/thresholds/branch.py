@@ -147,7 +147,7 @@ def branch_growth(
     """Posteriors at V (k, k) with their weights, and the growth of the directions that are not
     learned."""
     Q, covariance = branch.overlaps(V)
-    sizes = {"points": branch.points, "nets": branch.nets}
+    sizes = {"points": branch.points_per_net, "nets": branch.nets}
     sample = weighted_posteriors(branch.model.channel, Q, covariance, key=branch.key, **sizes)
     unlearned = jnp.eye(len(Q), dtype=Q.dtype) - branch.embed(jnp.eye(len(V), dtype=Q.dtype))
     return sample, growth(branch.model, sample, covariance, unlearned, branch.nets, eigenmatrix)

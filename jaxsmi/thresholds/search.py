@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, nan, theory_dtype
+from jaxsmi.core.arrays import PyTree, missing, theory_dtype
 from jaxsmi.core.driver import Bar, Threshold
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.validate import POSITIVE
@@ -116,8 +116,8 @@ def search_threshold(
         stairs = staircase(model, guess=guess, progress=False, **settings)
         if len(stairs) <= step:
             # `minimise` goes half way back where a step lost the threshold
-            missing = jnp.asarray(nan(), theory_dtype())
-            return missing, (missing, stairs)
+            lost = jnp.asarray(missing(), theory_dtype())
+            return lost, (lost, stairs)
         alpha = stairs[step].alpha
         # logarithms: the gradient has the same size for a threshold of any order
         height = jnp.log(alpha)

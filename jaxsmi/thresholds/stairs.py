@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import frozen, nan
+from jaxsmi.core.arrays import frozen, missing
 from jaxsmi.core.driver import INACCURATE_SHARE, Bar, Result, Threshold, worst
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import POSITIVE, check
@@ -169,7 +169,7 @@ def _finite(guesses: Sequence[Threshold], number: int) -> Threshold | None:
 
 def _failed(S: Array, nets: int) -> Threshold:
     """The last threshold of a staircase whose scan ended in a growth rate that is not finite."""
-    unknown, alphas = jnp.full_like(S, nan()), jnp.full((nets,), nan(), S.dtype)
+    unknown, alphas = jnp.full_like(S, missing()), jnp.full((nets,), missing(), S.dtype)
     code = jnp.asarray(int(Result.NONFINITE))
     return Threshold(alphas[0], alphas[0], alphas, unknown, unknown, code)
 
@@ -182,9 +182,9 @@ def _threshold(
     code = Result(int(worst(ends.result)))
     if code == Result.SUCCESS and float(point.growth.inaccurate) > INACCURATE_SHARE:
         code = Result.INACCURATE
-    valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, nan())
+    valid = jnp.where(code in (Result.SUCCESS, Result.INACCURATE), 1.0, missing())
     # a failed search shows as NaN among the replicas
-    alphas = jnp.where(ends.result == Result.SUCCESS, ends.alpha, nan())
+    alphas = jnp.where(ends.result == Result.SUCCESS, ends.alpha, missing())
     X = np.mean(np.asarray(lax.stop_gradient(ends.eigenmatrix)), axis=0)
     V = jnp.mean(lax.stop_gradient(ends.V), axis=0)
     below = region.branch(frozen(model), region.guess, key)

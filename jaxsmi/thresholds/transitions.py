@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import frozen, nan
+from jaxsmi.core.arrays import frozen, missing
 from jaxsmi.core.display import describe, format_estimate, safe_repr
 from jaxsmi.core.driver import Bar, Result, Threshold
 from jaxsmi.core.options import Averages, Iteration
@@ -109,7 +109,7 @@ class _Hysteresis(eqx.Module):
 
     model: AbstractModel
     S: Array
-    points: int = eqx.field(static=True)
+    points_per_net: int = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
     informed_is_perfect: bool = eqx.field(static=True, default=False)
 
@@ -119,7 +119,9 @@ class _Hysteresis(eqx.Module):
         smaller α."""
 
         def one(at: tuple[Array, PRNGKeyArray]) -> Branches:
-            return _branches(OverlapMap(self.model, *at, self.points, NETS), V, self.max_steps)
+            return _branches(
+                OverlapMap(self.model, *at, self.points_per_net, NETS), V, self.max_steps
+            )
 
         return lax.map(one, (alpha, keys))
 
@@ -138,7 +140,7 @@ class _Hysteresis(eqx.Module):
 
         def one(at: tuple[Array, Array, PRNGKeyArray]) -> Array:
             alpha, V, key = at
-            return potential_at(self.model, alpha, self.S - V, key, self.points, NETS).value
+            return potential_at(self.model, alpha, self.S - V, key, self.points_per_net, NETS).value
 
         return lax.map(one, (alpha, V, keys))
 
@@ -149,7 +151,7 @@ class _Hysteresis(eqx.Module):
         # the term does not depend on a large Q̂
         large = jnp.eye(len(self.S), dtype=self.S.dtype) / _PERFECT_V
         # no tangents: Φ needs the partition function alone
-        settings = {"points": self.points, "nets": NETS, "tangents": False}
+        settings = {"points": self.points_per_net, "nets": NETS, "tangents": False}
 
         def one(key: PRNGKeyArray) -> Array:
             response = self.model.channel.response(*overlaps, key=key, **settings)
@@ -294,7 +296,9 @@ def first_order(
         all_recovered = bool(recovered.all())
         diverges = prior.traits.continuous and all_recovered
         with Bar(3 * _HALVINGS, "first-order transition: ends", progress) as bar:
-            ends = dataclasses.replace(hysteresis, points=size, informed_is_perfect=all_recovered)
+            ends = dataclasses.replace(
+                hysteresis, points_per_net=size, informed_is_perfect=all_recovered
+            )
             thresholds = _thresholds(ends, grid, both, keys, diverges, bar)
         kind = "first order"
     curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
@@ -431,7 +435,7 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
     model = model_argument(model)
     valid = validate.valid(model)
     # a traced model cannot raise: it gets NaN and a code
-    alpha = jnp.where(valid, model.recovery, nan())
+    alpha = jnp.where(valid, model.recovery, missing())
     S = model.prior.second_moment(model.indices)
     code = jnp.where(valid, int(Result.SUCCESS), int(Result.INVALID))
     return Threshold(alpha, jnp.zeros_like(alpha), alpha[None], S / jnp.trace(S), S, code)

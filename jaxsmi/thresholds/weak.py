@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior, weighted_posteriors
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import clamp_to_tiny, nan
+from jaxsmi.core.arrays import clamp_to_tiny, missing
 from jaxsmi.core.driver import INACCURATE_SHARE, Result, Threshold
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import check
@@ -295,6 +295,6 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     finite = finite & jnp.all(jnp.isfinite(last.linear_signal))
     code = jnp.where(finite, code, int(Result.NONFINITE))
     code = jnp.where(valid, code, int(Result.INVALID))
-    masked = lambda x: jnp.where(valid & finite, x, nan())
+    masked = lambda x: jnp.where(valid & finite, x, missing())
     alpha, stderr, replicas = masked(alpha), masked(stderr), masked(replicas)
     return Threshold(alpha, stderr, replicas, subspace, jnp.zeros_like(S), code)

@@ -8,7 +8,7 @@ import pytest
 import jaxsmi as smi
 from helpers import result
 from jaxsmi import Result
-from jaxsmi.inference.iteration import draws, misfit, widened
+from jaxsmi.inference.gamp_step import draws, misfit, widened
 
 KEY = jax.random.key(0)
 N, D = 4000, 200

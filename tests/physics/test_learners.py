@@ -237,7 +237,7 @@ ENVELOPES = {  # teacher, learner, α, points, order parameters, accuracy
 def test_the_envelope_is_stationary(case):
     """∂_Q αE𝓜 = ½V̂, ∂_M αE𝓜 = -M̂, ∂_V αE𝓜 = -½Q̂, ∂_B αE𝓜 = -B̂: at any order parameters."""
     teacher, learner, alpha, points, x, accuracy = ENVELOPES[case]
-    settings = {"alpha": jnp.asarray(alpha), "key": KEY, "points": points, "nets": 2}
+    settings = {"alpha": jnp.asarray(alpha), "key": KEY, "points_per_net": points, "nets": 2}
     problem = LabelAverages(model=teacher, learner=learner.bind(teacher), **settings)
     slope = jax.jit(jax.grad(lambda x: alpha * jnp.mean(problem.answers(x).envelope)))(x)
     conjugates = jax.jit(lambda x: problem.answers(x).conjugates)(x)

@@ -11,8 +11,8 @@ from scipy import integrate, optimize, stats
 import jaxsmi as smi
 from helpers import mean_and_error, result, runs_of
 from jaxsmi import Result
-from jaxsmi.inference.iteration import GampState, Observations, with_norm
-from jaxsmi.inference.spectral import combined, nothing_known, spectral_start
+from jaxsmi.inference.gamp_step import GampState, Observations
+from jaxsmi.inference.spectral import combined, nothing_known, spectral_start, with_norm
 from jaxsmi.inference.spectral_theory import (
     LabelMoments,
     Outlier,

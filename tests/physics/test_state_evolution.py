@@ -205,7 +205,7 @@ def test_one_map_with_and_without_a_basis_of_learned_directions():
     model = smi.links.sign_product(2)
     V = jnp.asarray([[0.6, 0.1], [0.1, 0.8]])
     U = jnp.asarray([[0.6, -0.8], [0.8, 0.6]])
-    settings = {"alpha": jnp.asarray(2.0), "key": jax.random.key(0), "points": 64}
+    settings = {"alpha": jnp.asarray(2.0), "key": jax.random.key(0), "points_per_net": 64}
     whole = OverlapMap(model, **settings, nets=2)
     turned = OverlapMap(model, **settings, nets=2, learned=U)
     evaluate = eqx.filter_jit(OverlapMap.evaluate)

@@ -264,4 +264,4 @@ def test_blocks_of_regenerated_inputs_are_bounded():
     """A block holds 2^23 numbers at most, whatever N and D."""
     settings = {"dimension": 20000, "alpha": 1.0, "store": False}
     data = jax.eval_shape(lambda key: programs.retrieval().sample(key, **settings), programs.KEY)
-    assert data.inputs.each * 20000 <= MAX_BLOCK_SIZE
+    assert data.inputs.block_size * 20000 <= MAX_BLOCK_SIZE

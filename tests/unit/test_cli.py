@@ -86,7 +86,7 @@ def test_flags_follow_the_signature(name):
     listed = [argument.name for argument in flags.read(command.target).arguments]
     assert listed == list(inspect.signature(function).parameters)
     for model in flags.MODELS if command.models else [""]:
-        reached = {flag.path[0] for flag in flags.flags_of(flags.Words(name, model)).values()}
+        reached = {flag.path[0] for flag in flags.flags_of(flags.CommandLine(name, model)).values()}
         for argument in flags.read(command.target).arguments:
             made = argument.name in ("model", "key")  # a model may have no arguments
             assert argument.default is not None or made or argument.name in reached

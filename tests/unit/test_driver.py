@@ -16,8 +16,8 @@ from jaxsmi.core.driver import (
     AbstractSolver,
     GeometricDecay,
     advance,
-    begin,
     choose,
+    new_run,
     run_solver,
 )
 
@@ -47,7 +47,7 @@ class Halving(AbstractSolver):
 
 def test_history_has_the_start_and_every_record_and_nothing_after_the_end():
     solver = Halving(jnp.asarray(1.0), 0.1, 20)
-    run = run_solver(solver, begin(solver, 10), 20, every=2)
+    run = run_solver(solver, new_run(solver, 10), 20, every=2)
     assert int(run.step) == 4  # 1/16 is the first below 0.1
     assert int(run.result) == Result.SUCCESS
     np.testing.assert_array_equal(run.history["step"][:4], [0.0, 2.0, 4.0, np.nan])
@@ -58,24 +58,24 @@ def test_the_first_steps_and_the_next_are_one_program():
     """A run begins with the types that it goes on with, weak ones included: nothing is compiled
     again between two looks at it."""
     solver = Halving(jnp.asarray(1.0), 0.1, 20)
-    start = jax.jit(begin, static_argnums=1)(solver, 3)
+    start = jax.jit(new_run, static_argnums=1)(solver, 3)
     after = jax.jit(advance)(solver, start, jnp.asarray(2))
     assert jax.tree.map(jax.typeof, start) == jax.tree.map(jax.typeof, after)
 
 
 def test_the_budget_ends_a_run_with_its_code():
     solver = Halving(jnp.asarray(1.0), 0.0, 5)
-    run = run_solver(solver, begin(solver, 5), 5)
+    run = run_solver(solver, new_run(solver, 5), 5)
     assert int(run.step) == 5
     assert int(run.result) == Result.MAX_STEPS
-    stopped = run_solver(solver, begin(solver, 5), 3)
+    stopped = run_solver(solver, new_run(solver, 5), 3)
     assert int(stopped.result) == RUNNING
 
 
 def test_a_run_with_a_progress_bar_is_the_same_run(capsys):
     solver = Halving(jnp.asarray(1.0), 1e-3, 50)
-    silent = run_solver(solver, begin(solver, 50), 50)
-    shown = run_solver(solver, begin(solver, 50), 50, label="halving")
+    silent = run_solver(solver, new_run(solver, 50), 50)
+    shown = run_solver(solver, new_run(solver, 50), 50, label="halving")
     chex.assert_trees_all_equal(silent, shown)
     captured = capsys.readouterr()
     assert "halving" in captured.err
@@ -84,7 +84,7 @@ def test_a_run_with_a_progress_bar_is_the_same_run(capsys):
 
 def test_several_runs_go_on_until_the_last_has_ended():
     solver = Halving(jnp.asarray([1.0, 4.0]), 0.1, 20)
-    run = run_solver(solver, begin(solver, 20), 20)
+    run = run_solver(solver, new_run(solver, 20), 20)
     np.testing.assert_array_equal(run.result, [Result.SUCCESS, Result.SUCCESS])
     assert int(run.step) == 6  # 4/64 is the first below 0.1
     np.testing.assert_array_equal(run.state, [1 / 16, 4 / 64])
@@ -93,7 +93,7 @@ def test_several_runs_go_on_until_the_last_has_ended():
 def test_the_loop_is_jitted_vmapped_and_differentiated():
     def end(x):
         solver = Halving(x, 0.1, 20)
-        return advance(solver, begin(solver, 20), jnp.asarray(20)).state
+        return advance(solver, new_run(solver, 20), jnp.asarray(20)).state
 
     starts = jnp.asarray([1.0, 2.0, 5.0])
     alone = jnp.stack([end(x) for x in starts])

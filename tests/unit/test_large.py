@@ -192,7 +192,7 @@ def test_blocks_cover_what_was_asked_for():
         inputs = draw_inputs(KEY, samples, form, jnp.float32, store=False)
         assert len(inputs.numbers) % 8 == 0
         assert abs(inputs.shape[0] - samples) <= len(inputs.numbers) / 2
-        assert inputs.each * np.prod(form) <= 2**23 + np.prod(form)
+        assert inputs.block_size * np.prod(form) <= 2**23 + np.prod(form)
     assert draw_inputs(KEY, 20000, (2, 20000), jnp.float32, store=False).shape[0] == 20000
 
 

@@ -26,15 +26,14 @@ Where the samples are spread over devices (`Dataset.sharded`) each device takes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -42,8 +41,8 @@ from jaxsmi.channels.base import AbstractChannel, Posterior, redraw_labels
 from jaxsmi.core.arrays import PyTree, not_recorded, not_recorded_where, theory_dtype
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.driver import INACCURATE_SHARE, AbstractSolver, GeometricDecay, Result, choose
-from jaxsmi.core.validate import call_user_function, check
-from jaxsmi.design.designs import AbstractOperator
+from jaxsmi.core.validate import call_user_function
+from jaxsmi.design.designs import EVERYWHERE, SPREAD, AbstractOperator, on_devices
 from jaxsmi.learners.base import AbstractResponder, BayesResponder
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
@@ -54,9 +53,6 @@ _SIGNIFICANT = 3.0  # standard errors; usual: one of 370 steps is calibrated by 
 _MIN_CALIBRATED = 1e-4  # share of A that stays; T of a heavy-tailed sum may be negative
 _MAX_WIDENING = 1e6  # of one step; where V is rounding, the ratio of distances is infinite
 _MAX_SHARE = 0.999  # of S that V may reach; derived: Q = S - V stays positive
-# Norm of one index
-_NORM_POINTS = 25  # of the grid; usual: half a standard deviation apart
-_NORM_RANGE = 6.0  # of log ρ/S, standard deviations √(2/D); usual
 # Damping, empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is free
 _TRACE_FALLS = 0.99  # tr C over its lowest
 _CHANGE_FALLS = 0.9  # ‖ΔŴ‖/‖Ŵ‖ over its smallest
@@ -247,99 +243,10 @@ class Damping(eqx.Module):
         )
 
 
-def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> AbstractModel:
-    """Return the model with the norm of its one index estimated from the labels, if `norm` (None:
-    where that is known to help).
-
-    The norm ρ = W* W*ᵀ/D differs from S by S √(2/D), and message passing with the wrong norm loses
-    the signal even from the teacher. The labels alone estimate it:
-
-        Ŝ = argmax_ρ  Σ_μ log Z_out(y_μ; 0, ρ) - (D/2) (ρ/S - log ρ/S)
-
-    Source: derived for this library [theory: spectral, Eq. (14)].
-    """
-    # Gaussian rows without a covariance of their own: who gives one, knows the norm
-    usual = model.indices == 1 and model.prior.traits.wishart and not jax.tree.leaves(model.prior)
-    if norm is None:
-        norm = usual
-    check(isinstance(norm, bool), "norm", norm, "True, False or None")
-    allowed = "False: it is estimated of one index with the default Gaussian prior"
-    check(usual or not norm, "norm", norm, allowed)
-    if not norm:
-        return model
-    covariance = _estimated_norm(model, data)
-    return eqx.tree_at(lambda m: m.prior.covariance, model, covariance, is_leaf=lambda x: x is None)
-
-
-@eqx.filter_jit
-def _estimated_norm(model: AbstractModel, data: Dataset) -> Array:
-    """Ŝ (1, 1), by a grid and a parabola through its best three points."""
-    statistic = model.channel.statistic(data.labels)
-    zero = jnp.zeros((data.samples, 1, model.channel.tokens), theory_dtype())
-    widest = _NORM_RANGE * np.sqrt(2.0 / data.dimension)
-    grid = jnp.exp(jnp.linspace(-widest, widest, _NORM_POINTS))
-    half = 0.5 * data.dimension
-
-    def evidence(rho: Array) -> Array:
-        post = model.channel.respond(statistic, zero, rho * jnp.eye(1), jax.random.key(0))
-        return jnp.sum(post.log_partition) - half * (rho - jnp.log(rho))
-
-    values = lax.map(evidence, grid)
-    best = jnp.clip(jnp.argmax(values), 1, _NORM_POINTS - 2)
-    low, middle, high = (values[best + k] for k in (-1, 0, 1))
-    curvature = low - 2.0 * middle + high
-    shift = jnp.where(curvature < 0.0, 0.5 * (low - high) / jnp.minimum(curvature, -1e-30), 0.0)
-    step = 2.0 * widest / (_NORM_POINTS - 1)
-    return (grid[best] * jnp.exp(jnp.clip(shift, -1.0, 1.0) * step)).reshape(1, 1)
-
-
 _MAX_GROWTH = 1e6  # of |W|² at the start: a minimiser has no other bound
 _MAX_NORM = 10.0  # of tr S: the posterior mean of Bayes is below one of it
 _MIN_NORM = 1e-5  # of |W| at the start: rounding, of which nothing grows again
 _MIN_OVERLAP = 1e-2  # of S: a smaller row has not been learned
-
-# How an array lies on the devices of a mesh: one part of the samples each, or the same on all
-SPREAD = "spread"
-EVERYWHERE = "everywhere"
-
-Answer = TypeVar("Answer")
-
-
-def on_devices(
-    function: Callable[..., Answer],
-    mesh: Mesh | None,
-    arguments: tuple[object, ...],
-    of_samples: Callable[..., Sequence[object]],
-    out: object,
-) -> Answer:
-    """function(*arguments), by each device of the mesh on its own samples; None: as it is.
-
-    Args:
-        function: What to compute; it sees only its device's samples, and sums over all of them by
-            `AbstractOperator.sum_devices`.
-        mesh: The devices.
-        arguments: Trees of arrays and other things.
-        of_samples: The arrays of the arguments that have a leading axis of samples.
-        out: The tree of the answer, SPREAD or EVERYWHERE for each of its arrays.
-
-    Returns:
-        The answer, its spread arrays put together.
-    """
-    if mesh is None:
-        return function(*arguments)
-    arrays, rest = eqx.partition(arguments, eqx.is_array)
-    places = {SPREAD: PartitionSpec(mesh.axis_names), EVERYWHERE: PartitionSpec()}
-    marks = jax.tree.map(lambda _: EVERYWHERE, arrays)
-    marks = eqx.tree_at(of_samples, marks, replace_fn=lambda _: SPREAD)
-    return jax.shard_map(
-        lambda arrays: function(*eqx.combine(arrays, rest)),
-        mesh=mesh,
-        in_specs=(jax.tree.map(places.get, marks),),
-        out_specs=jax.tree.map(places.get, out),
-        # loops inside start from zeros that are alike on all devices, which the check refuses
-        check_vma=False,
-    )(arrays)
-
 
 # compiled by itself: the spectral estimator and message passing share the program
 _statistic = eqx.filter_jit(lambda learner, labels: learner.statistic(labels))
