@@ -72,7 +72,7 @@ print(
 )
 
 ax = plotting.overlap_against_iteration(learned, theory)
-ax.set_title(f"α = 1.2, D = {dimension}", fontsize="medium", loc="right")
+_ = ax.text(0.97, 0.08, f"α = 1.2, D = {dimension}", transform=ax.transAxes, ha="right")
 plt.show()
 assert when[1] < when[0] < np.inf  # the last layer first
 assert np.all(learned.cosine > 0.99)

@@ -172,6 +172,7 @@ def test_a_run_on_its_way_to_recovery_is_recovered(tolerance):
     assert float(end.stderr[0, 0]) == 0.0
 
 
+@pytest.mark.slow
 def test_binary_perceptron_first_order_transition():
     """Rademacher prior, y = sign z: spinodal at 1.493. At 1.6 all starts recover; at 1.4 only the
     informed one does."""

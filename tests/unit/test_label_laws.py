@@ -122,6 +122,7 @@ def test_pieces_with_traced_slopes():
     assert np.isnan(value(0.0))
 
 
+@pytest.mark.slow
 def test_weak_recovery_of_the_door_is_its_closed_form():
     """1/α = (2Kφ(K))² (1/p + 1/(1 - p)), p = 1/2."""
     found = smi.weak_recovery(smi.links.door(), key=KEY, averages=smi.Averages(points=2**11))

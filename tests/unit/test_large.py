@@ -147,6 +147,7 @@ def test_regenerated_inputs_are_the_stored_ones(name):
     assert float(jnp.std(data.labels)) > 0.1
 
 
+@pytest.mark.slow
 def test_a_run_on_regenerated_inputs_is_that_on_stored_ones():
     """Labels that V explains, and labels three times as large, for which V is widened by what the
     fields of all samples say: the same steps, but for the order of sums."""

@@ -182,6 +182,7 @@ def test_message_passing_against_theory(case):
     assert abs(np.mean(errors) - theory) < 3.0 * spread + 0.1 * theory
 
 
+@pytest.mark.slow
 def test_errors_of_a_likelihood_that_jumps_are_honest():
     """y = sign((z_1 - a)(z_2 - b)) as an indicator: its jumps lie along the axes, where the halves
     of a chequerboard agree; the true error is below the one that is told."""

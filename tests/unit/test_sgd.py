@@ -415,6 +415,7 @@ def test_chi_square(count):
         assert abs(moment.mean() - known) < 5 * moment.std() / np.sqrt(n)
 
 
+@SLOW
 def test_runs_do_not_depend_on_their_company_or_on_the_bar():
     model = SGD.semantic_positional(0.64)
     settings = {"dimension": 50, "rate": 1.0, "alpha": 6.0, "start": (0.3, 0.1)}
