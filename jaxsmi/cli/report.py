@@ -26,7 +26,7 @@ from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.driver import Result, Solution, Threshold, counts, index_names
 from jaxsmi.core.options import setup, user_cache
 from jaxsmi.workbench import plotting, storage
-from jaxsmi.workbench.storage import discard, import_xarray, parameters, whole
+from jaxsmi.workbench.storage import atomic_write, discard, import_xarray, parameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -177,8 +177,8 @@ def _write(words: CommandLine, done: Report, about: Mapping[str, Any]) -> list[p
     arrays, lines, picture = _paths(words)
     assert done.stored is not None
     storage.save(done.stored(), arrays, **about)
-    with whole(lines) as aside:
-        aside.write_text(done.text + "\n", encoding="utf-8")
+    with atomic_write(lines) as temporary:
+        temporary.write_text(done.text + "\n", encoding="utf-8")
     if done.draw is None or not _draws():
         return [arrays, lines]
     canvas = plotting.canvas(height=2.7)

@@ -88,13 +88,13 @@ def missing() -> float:
     return jnp.inf if debugging else jnp.nan
 
 
-def not_recorded(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+def missing_array(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     """An array of `missing()`, in the default precision where the dtype has none."""
     return jnp.full(shape, missing(), dtype if jnp.issubdtype(dtype, jnp.inexact) else float)
 
 
-def not_recorded_where(condition: ArrayLike, x: Array) -> Array:
-    """x, marked as `not_recorded` where the condition holds."""
+def missing_where(condition: ArrayLike, x: Array) -> Array:
+    """x, marked as `missing_array` where the condition holds."""
     return jnp.where(condition, missing(), x)
 
 

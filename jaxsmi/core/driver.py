@@ -42,7 +42,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, not_recorded
+from jaxsmi.core.arrays import PyTree, concrete, missing_array
 from jaxsmi.core.display import describe, format_estimate, number, safe_repr
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
@@ -520,7 +520,7 @@ def new_run(solver: AbstractSolver[State], records: int, start: bool = True) -> 
     state = solver.init()
     zero = jnp.zeros((), int)
     shapes = jax.eval_shape(solver.observe, state, zero)
-    fill = lambda x: not_recorded((records + 1, *x.shape), x.dtype)
+    fill = lambda x: missing_array((records + 1, *x.shape), x.dtype)
     history = {name: jax.tree.map(fill, entry) for name, entry in shapes.items()}
     if start:
         history = _put(history, zero, solver.observe(state, zero))

@@ -27,7 +27,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import not_recorded, theory_dtype
+from jaxsmi.core.arrays import missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Result, Solution, choose
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
@@ -234,7 +234,7 @@ def _douglas_rachford(
     steps, _, x, residual = lax.while_loop(running, step, start)
     S = x.reshape(shape)
     overlaps = model.metric.overlaps(S[None], data.teacher)
-    unknown = not_recorded((1, 1), dtype)
+    unknown = missing_array((1, 1), dtype)
     finite = jnp.isfinite(residual)
     return Solution(
         overlap=overlaps["overlap"],

@@ -3,7 +3,7 @@
 Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, its
 posterior covariance C, and the variance of the fields V = C:
 
-    ω = operator.forward(W) - memory           (Onsager term: memory = C g, C = ∂W/∂b)
+    ω = operator.forward(W) - onsager          (Onsager term: C g, C = ∂W/∂b)
     g = channel.respond(y, ω, V)               (of a learner other than Bayes: its own response)
     A = the precision of the fields: "controlled": α ⟨g gᵀ⟩ with a control variate;
         "outer": (1/D) Σ g gᵀ; "divergence": -(1/D) Σ ∂g; "state": that of state evolution at V
@@ -38,7 +38,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Posterior, redraw_labels
-from jaxsmi.core.arrays import PyTree, not_recorded, not_recorded_where, theory_dtype
+from jaxsmi.core.arrays import PyTree, missing_array, missing_where, theory_dtype
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.driver import INACCURATE_SHARE, AbstractSolver, GeometricDecay, Result, choose
 from jaxsmi.core.validate import call_user_function
@@ -309,14 +309,14 @@ class Observations(eqx.Module):
 class GampState(eqx.Module):
     """State after a step, which `record` functions receive and `smi.gamp(start=state)` continues.
 
-    `weights` Ŵ (P, D), `covariance` C (P, P), `memory` (N, P, M), what the Onsager term takes off
-    the next fields, `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P), `step`, the number of
-    steps taken.
+    `weights` Ŵ (P, D), `covariance` C (P, P), `onsager` (N, P, M), the Onsager term C g
+    that the next ω loses, `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P), `step`, the
+    number of steps taken.
     """
 
     weights: Array
     covariance: Array
-    memory: Array
+    onsager: Array
     g: Array
     omega: Array
     precision: Array
@@ -336,7 +336,7 @@ class SideInformation(NamedTuple):
     """The terms that side information adds to A (P, P) and to b (P, D)."""
 
     precision: Array
-    fields: Array
+    b: Array
 
 
 class GampLoopState(eqx.Module):
@@ -400,13 +400,13 @@ class Task(NamedTuple):
 
 class FieldUpdate(NamedTuple):
     """The fields of one step: ω, V after widening, the misfit of the labels, the
-    posteriors of the fields, and Σ g x/√D."""
+    posteriors of the fields, and Σ_μ g x/√D (`backprojection`)."""
 
     omega: Array
     V: Array
     excess: Array
     posterior: Posterior
-    fields: Array
+    backprojection: Array
 
 
 class GampIteration(AbstractSolver[GampLoopState]):
@@ -451,7 +451,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         return GampLoopState(
             state=self.start,
             damping=Damping.start(self.damping, self.start.weights),
-            ratio=not_recorded((), dtype),  # NaN: one ratio alone is no steady decay
+            ratio=missing_array((), dtype),  # NaN: one ratio alone is no steady decay
             decay_count=jnp.zeros((), int),
             inaccurate=jnp.zeros((), dtype),
             misfit=jnp.ones((), dtype),
@@ -487,7 +487,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
             **self.observations.model.metric.overlaps(now.weights, self.observations.data.teacher),
             "covariance": now.covariance,
             "damping": state.damping.value,
-            "residual": not_recorded_where(count == 0, state.residual),
+            "residual": missing_where(count == 0, state.residual),
             "inaccurate": state.inaccurate,
             "misfit": state.misfit,
         }
@@ -547,7 +547,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         """The next state, the fraction of posteriors that missed their tolerance, and the misfit of
         the labels."""
         everywhere = jax.tree.map(lambda _: EVERYWHERE, state)
-        spread = eqx.tree_at(lambda s: (s.memory, s.g, s.omega), everywhere, (SPREAD,) * 3)
+        spread = eqx.tree_at(lambda s: (s.onsager, s.g, s.omega), everywhere, (SPREAD,) * 3)
         numbers = None
         if self.compares:
             # of all samples at once: the same for any number of devices; 1: a stream of its own
@@ -569,24 +569,24 @@ class GampIteration(AbstractSolver[GampLoopState]):
         seen = self._update_fields(operator, state, numbers)
         g, S = seen.posterior.g, self.observations.second_moment
         A = self._precision(operator, seen.posterior, seen.V)
-        b = seen.fields + contract(A, state.weights)
+        b = seen.backprojection + contract(A, state.weights)
         rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
         if self.calibrate:
             A, rescaling = calibration(b, A, operator.outer_precision(g), S)
-        b = contract(rescaling, b) + self.side.fields
+        b = contract(rescaling, b) + self.side.b
         weights, covariance = self.learner.posterior(b, A + self.side.precision)
-        memory = jnp.einsum("pq,nqm->npm", covariance @ rescaling, g)
+        onsager = jnp.einsum("pq,nqm->npm", covariance @ rescaling, g)
         # `Damping.relative` undoes the factor 1 - d in the change of Ŵ: a change here is one there
-        weights, covariance, memory = jax.tree.map(
+        weights, covariance, onsager = jax.tree.map(
             lambda new, old: (1.0 - damping) * new + damping * old,
-            (weights, covariance, memory),
-            (state.weights, state.covariance, state.memory),
+            (weights, covariance, onsager),
+            (state.weights, state.covariance, state.onsager),
         )
         missed = seen.posterior.error > self.learner.tolerance
         next_state = GampState(
             weights=weights,
             covariance=covariance,
-            memory=memory,
+            onsager=onsager,
             g=g,
             omega=seen.omega,
             precision=A,
@@ -615,19 +615,19 @@ class GampIteration(AbstractSolver[GampLoopState]):
             return widened(C, self.observations.second_moment, excess), excess
 
         if not isinstance(operator.inputs, Regenerated):
-            omega = operator.forward(state.weights) - state.memory
+            omega = operator.forward(state.weights) - state.onsager
             V, excess = widened_variance(omega)
             posterior = self.learner.respond(self.observations.statistic, omega, V, key)
             return FieldUpdate(omega, V, excess, posterior, operator.adjoint(posterior.g))
 
         def through(V: Array) -> FieldUpdate:
             def answer(fields: Array, rows: PyTree) -> tuple[Array, PyTree]:
-                statistic, memory = rows
-                omega = fields - memory
+                statistic, onsager = rows
+                omega = fields - onsager
                 posterior = self.learner.respond(statistic, omega, V, key)
                 return posterior.g, (omega, posterior)
 
-            rows = (self.observations.statistic, state.memory)
+            rows = (self.observations.statistic, state.onsager)
             (omega, posterior), total = operator.forward_adjoint(state.weights, rows, answer)
             return FieldUpdate(omega, *widened_variance(omega), posterior, total)
 
@@ -654,6 +654,6 @@ def _of_samples(
 ) -> list[Array]:
     """The arrays that have a leading axis of samples."""
     problem, state, _, numbers = arguments
-    fields = [x for s in (problem.start, state) for x in (s.memory, s.g, s.omega)]
+    fields = [x for s in (problem.start, state) for x in (s.onsager, s.g, s.omega)]
     drawn = [] if numbers is None else [*numbers]
     return [*problem.observations.of_samples, *fields, *drawn]

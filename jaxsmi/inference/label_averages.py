@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.proximal import ProximalOutput
-from jaxsmi.core.arrays import not_recorded, theory_dtype
-from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, Overlaps, TeacherLaw
+from jaxsmi.core.arrays import missing_array, theory_dtype
+from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, OrderParameters, TeacherLaw
 from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
 from jaxsmi.numerics.quadrature import gaussian_points
@@ -111,7 +111,7 @@ class LabelAverages(eqx.Module):
         nothing = jnp.zeros((self.model.tokens, 0), theory_dtype())
         return nothing if inputs is None else inputs.encoding
 
-    def _labelled(self, x: Overlaps) -> _Labelled:
+    def _labelled(self, x: OrderParameters) -> _Labelled:
         """The points, with labels that are drawn, or with each of finitely many labels."""
         channel = self.model.channel
         P, P_star = x.teacher_overlap.shape
@@ -144,7 +144,7 @@ class LabelAverages(eqx.Module):
         return _Labelled(omega, z, labels, score, reply, weight)
 
     def _each_label(
-        self, x: Overlaps, omega: Array, z: Array, rho: Array, weight: Array
+        self, x: OrderParameters, omega: Array, z: Array, rho: Array, weight: Array
     ) -> _Labelled:
         """Each point with each of finitely many labels, weighted by its probability given the mean
         `z` and the covariance ρ of the teacher's fields."""
@@ -163,7 +163,7 @@ class LabelAverages(eqx.Module):
         weight = odds * jnp.repeat(weight, copies, axis=1)
         return _Labelled(omega, z, labels, known.g, reply, weight)
 
-    def answers(self, x: Overlaps) -> LearnerAverages:
+    def answers(self, x: OrderParameters) -> LearnerAverages:
         """Average the response of the learner over labels at the order parameters x."""
         labelled = self._labelled(x)
         mean, reply, omega = labelled.mean, labelled.reply, labelled.omega
@@ -219,16 +219,16 @@ class LabelAverages(eqx.Module):
         targets = labelled.labels if finite else jax.vmap(self.model.link)(labelled.teacher_fields)
         # a student may have other outputs than the teacher, as a margin has for a class
         if outputs[0].size != targets[0].size:
-            return not_recorded((self.nets,), outputs.dtype)
+            return missing_array((self.nets,), outputs.dtype)
         gap = outputs.reshape(len(outputs), -1) - targets.reshape(len(outputs), -1)
         return labelled.mean(jnp.sum(gap**2, axis=1))
 
-    def _remainder(self, x: Overlaps) -> Array:
+    def _remainder(self, x: OrderParameters) -> Array:
         """ρ = S - Mᵀ Q^{-1} M (P*, P*): what the student's fields leave open of the teacher's."""
         half = inverse_root(x.overlap) @ x.teacher_overlap
         return symmetric(self.teacher_law.second_moment - half.T @ half)
 
-    def admissible(self, x: Overlaps) -> Array:
+    def admissible(self, x: OrderParameters) -> Array:
         """Q, V and ρ are positive definite, and all is finite."""
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(x)]))
         # eigenvalues of matrices with NaN stop the program with jax_debug_nans

@@ -12,7 +12,7 @@ inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
@@ -35,7 +35,7 @@ from jaxsmi.inference.order_map import (
     Settings,
     run_from,
 )
-from jaxsmi.learners.base import Conjugates, Overlaps, learner_of
+from jaxsmi.learners.base import Conjugates, OrderParameters, learner_of
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.anderson import Anderson, AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
@@ -99,7 +99,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     stationary: ClassVar[tuple[str, ...]] = ("energy", "potential")
 
     @classmethod
-    def of(cls, arguments: Arguments) -> tuple[LearnerMap, Overlaps]:
+    def of(cls, arguments: Arguments) -> tuple[LearnerMap, OrderParameters]:
         """The map and the first order parameters."""
         model, alpha, key, start, averages, learner = arguments
         key = validate.key("key", key)
@@ -115,7 +115,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         alpha = nan_unless(alpha, validate.valid(teacher), validate.valid(x))
         return eqx.tree_at(lambda p: p.alpha, problem, alpha), x
 
-    def _initial(self, start: Start) -> Overlaps:
+    def _initial(self, start: Start) -> OrderParameters:
         """Validate the initial order parameters; NaN where traced ones are not admissible."""
         teacher = self.teacher_law
         S = teacher.second_moment
@@ -135,7 +135,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             allowed = f"a number or an array of shape {unit.shape}"
             check(value.shape in ((), unit.shape), name, value, allowed)
             parts[name] = value * unit if value.ndim == 0 else value
-        x = Overlaps(*parts.values())
+        x = OrderParameters(*parts.values())
         B = x.direction_overlap
         joint = jnp.block([[x.overlap, B], [B.T, teacher.direction_gram]])
         # an eigenvalue of zero is negative by rounding
@@ -156,7 +156,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
     # The map
 
-    def _next(self, answers: LearnerAverages) -> tuple[Overlaps, Overlaps]:
+    def _next(self, answers: LearnerAverages) -> tuple[OrderParameters, OrderParameters]:
         """The next order parameters, and those of each rule by itself (R, ...), to first order."""
         average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
         follow = lambda c: self.learner.weight_averages(c, self.teacher_law).overlaps
@@ -165,7 +165,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         moved = jax.vmap(push)(off)
         return value, jax.tree.map(lambda v, d: v + d, value, moved)
 
-    def _potential(self, x: Overlaps, c: Conjugates, envelope: Array) -> Array:
+    def _potential(self, x: OrderParameters, c: Conjugates, envelope: Array) -> Array:
         """Φ of a minimiser [theory: empirical-risk, Eq. (11)]: stationary at a fixed point, and
         there the energy."""
         end = self.learner.weight_averages(c, self.teacher_law).overlaps
@@ -176,11 +176,11 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         quadratic = jnp.sum(c.noise * x.covariance) - jnp.sum(c.precision * x.overlap)
         return 0.5 * quadratic + linear - 0.5 * jnp.trace(square) + self.alpha * envelope
 
-    def _measured(self, x: Overlaps, answers: LearnerAverages) -> Numbers:
+    def _measured(self, x: OrderParameters, answers: LearnerAverages) -> Numbers:
         """Losses, error and energy by each rule (R,)."""
         conjugates = frozen(jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates))
         potential = self._potential(x, conjugates, answers.envelope)
-        ridge = 0.5 * self.learner.decay * jnp.trace(x.overlap)
+        ridge = 0.5 * self.learner.ridge * jnp.trace(x.overlap)
         energy = jnp.mean(self.alpha * answers.train_loss + ridge)
         return {
             "train_loss": answers.train_loss,
@@ -191,29 +191,29 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             "potential": potential,
         }
 
-    def __call__(self, x: Overlaps) -> tuple[Overlaps, Numbers]:
+    def __call__(self, x: OrderParameters) -> tuple[OrderParameters, Numbers]:
         """The next order parameters, and the numbers at x."""
         answers = self.answers(x)
         measured = jax.tree.map(jnp.mean, self._measured(x, answers))
         return self._next(answers)[0], vars(x) | measured
 
-    def units(self, x: Overlaps) -> Overlaps:
+    def units(self, x: OrderParameters) -> OrderParameters:
         """The size of each order parameter: M and B by Q and what they are overlaps with."""
         teacher = self.teacher_law
         size = lambda matrix: jnp.trace(matrix) / max(len(matrix), 1)
         Q = size(x.overlap)
         M = jnp.sqrt(Q * size(teacher.second_moment))
         B = jnp.sqrt(Q * size(teacher.direction_gram))
-        sizes = Overlaps(Q, M, size(x.covariance), B)
+        sizes = OrderParameters(Q, M, size(x.covariance), B)
         return jax.tree.map(lambda a, s: jnp.broadcast_to(s, a.shape), x, sizes)
 
-    def observed(self, x: Overlaps) -> Numbers:
+    def observed(self, x: OrderParameters) -> Numbers:
         """x itself."""
         return vars(x)
 
     # Its fixed point
 
-    def solve(self, start: Overlaps, settings: Settings) -> tuple[LearnerMap, Run[AndersonState]]:
+    def solve(self, start: OrderParameters, settings: Settings) -> tuple[Self, Run[AndersonState]]:
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
         run = self.iterate(start, settings)
@@ -230,7 +230,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         """The fixed point with its error bars, from one evaluation and its derivatives."""
         x = run.state.x
 
-        def look(x: Overlaps) -> tuple[tuple[Overlaps, Numbers], tuple[Any, ...]]:
+        def look(x: OrderParameters) -> tuple[tuple[OrderParameters, Numbers], tuple[Any, ...]]:
             answers = self.answers(x)
             value, values = self._next(answers)
             each = self._measured(x, answers)
@@ -247,7 +247,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
         still = dict.fromkeys(self.stationary, jnp.zeros(()))
 
-        def carried(move: Overlaps, change: Numbers) -> Numbers:
+        def carried(move: OrderParameters, change: Numbers) -> Numbers:
             """Changes of all numbers where F and the numbers at fixed x change by these."""
             moved = fixed_point.resolvent(J, move)
             through = push(moved)[1] | still

@@ -77,11 +77,11 @@ class _IndexRisk(eqx.Module):
         operator = learner.network.design.operator(data.inputs)
         loss = lambda fields, label: learner.losses(fields[None], label[None])[0]
         losses, slope = jax.vmap(jax.value_and_grad(loss))(operator.forward(W), data.labels)
-        gradient = operator.adjoint(slope) + learner.decay * W
+        gradient = operator.adjoint(slope) + learner.ridge * W
         D = data.dimension
         return {
             "train_loss": jnp.mean(losses),
-            "energy": jnp.sum(losses) / D + 0.5 * learner.decay * jnp.sum(W**2) / D,
+            "energy": jnp.sum(losses) / D + 0.5 * learner.ridge * jnp.sum(W**2) / D,
             "gradient_norm": jnp.sqrt(jnp.sum(gradient**2) / D),
             "direction_overlap": None if data.directions is None else W @ data.directions.T / D,
         }

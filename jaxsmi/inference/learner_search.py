@@ -116,7 +116,7 @@ def global_minimum(
     # last: the examination of a loss (smooth, convex) takes seconds
     student, teacher = learner_of(learner, model)
     allowed = "smi.Erm(..): the posterior of another model has no energy"
-    check(jnp.isfinite(student.decay), "learner", learner, allowed)
+    check(jnp.isfinite(student.ridge), "learner", learner, allowed)
     settings = {"learner": student, "averages": averages, "iteration": iteration}
     reached: list[LearnerSolution] = []
     missed: list[LearnerSolution] = []
@@ -155,7 +155,7 @@ def _starts(
     if isinstance(start, LearnerSolution):
         return [Start(*_order(start))]
     # half of V where no label holds the weights
-    loose = 0.5 / max(float(learner.decay), 1e-3)
+    loose = 0.5 / max(float(learner.ridge), 1e-3)
     if start == "directions":
         assert teacher.inputs is not None
         S = teacher.prior.second_moment(teacher.indices)

@@ -34,7 +34,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, frozen, nan_unless, not_recorded, theory_dtype
+from jaxsmi.core.arrays import concrete, frozen, missing_array, nan_unless, theory_dtype
 from jaxsmi.core.driver import Result, Run
 from jaxsmi.core.validate import check
 from jaxsmi.inference.learner_map import AbstractLearnerMap
@@ -114,7 +114,7 @@ class PrecisionMap(AbstractOrderMap):
         V = numbers["error"]
         recovered = run.result == Result.RECOVERED
         fields = {
-            "spectral_radius": not_recorded((), V.dtype),
+            "spectral_radius": missing_array((), V.dtype),
             "state": {"qhat": jnp.where(recovered, jnp.inf, jnp.exp(x))},
         }
         errors = {"overlap": _matrix(jnp.zeros_like(V))}
@@ -136,7 +136,7 @@ def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
     lowest = jnp.log(alpha) + jnp.log(_information(model, start))
     highest = jnp.log(jnp.asarray(_MAX_PRECISION, alpha.dtype))
     x, beyond = roots.root(lambda x: x - problem(x)[0], lowest, highest)
-    recovered = (alpha >= model.recovery) | (beyond & jnp.isfinite(model.recovery))
+    recovered = (alpha >= model.recovery_alpha) | (beyond & jnp.isfinite(model.recovery_alpha))
     # where all is recovered any number at which the map is finite will do
     x = jnp.where(recovered, lowest, x)
     # beyond the largest precision without recovery, V is only known to be as small

@@ -27,7 +27,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, missing, not_recorded, theory_dtype
+from jaxsmi.core.arrays import PyTree, concrete, missing, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import RUNNING, LearnerSolution, Result, Run, Solution, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
@@ -49,7 +49,7 @@ from jaxsmi.inference.spectral import (
     nothing_known,
     spectral_start,
     unknown_directions,
-    with_norm,
+    with_estimated_norm,
 )
 from jaxsmi.learners.base import AbstractLearner, BayesResponder
 from jaxsmi.models.base import AbstractModel, check_data, is_centred, model_argument
@@ -58,13 +58,14 @@ _MAX_STEPS = 300
 # of Ŵ: its fluctuations at finite D are larger, of order 1/√D
 _TOLERANCE = 1e-4
 _TINY = 1e-3  # size of a random start: Q = 1e-6 is below what labels resolve at any finite D
-_SIZE = 0.5  # of a learner's random start: a tiny one fails where the loss is not convex
+# size of a learner's random start: a tiny one fails where the loss is not convex
+_LEARNER_SIZE = 0.5
 _INFORMED = 0.99  # side information λ of an informed start
-_FIELDS = 64  # fields at which the parity of a link is looked at
+_PARITY_FIELDS = 64  # fields at which the parity of a link is looked at
 # Posterior means share with the spectral estimate what that shares with itself; half of it leaves
 # room for fluctuations at small D.
-_KEPT = 0.5
-_SMALL = 1e-6  # of the whole estimate: a row that is none
+_MIN_KEPT = 0.5
+_NO_ROW = 1e-6  # of the whole estimate: a row that is none
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
 _UNEXPLAINED = 0.05  # of the labels' variance: the estimate does not reproduce noiseless labels
 _DAMP_MORE_AFTER = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
@@ -282,7 +283,7 @@ def _begin(task: Task, data: Dataset, keys: list[PRNGKeyArray], start: Start) ->
     model, bayes, init = task.model, task.risk is None, start.weights
     if init is None:
         even = bayes and not start.aided and _labels_are_even(model)
-        init = "spectral" if even else _TINY if bayes else _SIZE
+        init = "spectral" if even else _TINY if bayes else _LEARNER_SIZE
     word = init if isinstance(init, str) else None
     if word == "spectral" and bayes:
         strength = start.side_information
@@ -342,7 +343,7 @@ def _estimate(
     if side is None:
         weights, covariance = model.prior.start(key, signal, size)
     else:
-        weights, covariance = model.prior.posterior(side.fields, side.precision)
+        weights, covariance = model.prior.posterior(side.b, side.precision)
         weights = weights + size * jax.random.normal(key, signal, theory_dtype())
     return value if whole else weights, covariance
 
@@ -366,7 +367,7 @@ def _labels_are_even(model: AbstractModel) -> bool:
         return False
     centred = is_centred(model)  # outside jit one program
     with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
-        shape = (_FIELDS, model.channel.indices, model.channel.tokens)
+        shape = (_PARITY_FIELDS, model.channel.indices, model.channel.tokens)
         fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
         centred = centred if concrete(centred) else is_centred(model)
         both = (_even(model.channel, fields), centred)
@@ -389,7 +390,7 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     check(model.unsupported_reason("spectral") is None, "start", "spectral", allowed)
     centred = is_centred(model)
     check(centred, "start", "spectral", allowed)
-    observations = Observations.of(with_norm(model, data, None), data)
+    observations = Observations.of(with_estimated_norm(model, data, None), data)
     s = jnp.asarray(REGULARISATION, theory_dtype())
     start = spectral_start(observations, nothing_known(observations), keys[1], s)
     allowed = "a positive number where labels say something of W at first order"
@@ -476,7 +477,7 @@ def _finish(
         code = jnp.where(_overconfident(problem, end), int(Result.OVERCONFIDENT), code)
     broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
     if problem.spectral is not None:
-        lost = _lost(problem.spectral, state.weights) & ~broken
+        lost = _regressed(problem.spectral, state.weights) & ~broken
         code = jnp.where(lost, int(Result.REGRESSED), code)
         state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
     weights = state.weights
@@ -510,7 +511,7 @@ def _finish(
         residual=end.state.residual,
         result=code,
         history=jax.tree.map(masked, history),
-        spectral_radius=not_recorded((), Q.dtype),
+        spectral_radius=missing_array((), Q.dtype),
         weights=masked(model.student.estimate(weights)),
         state=state,
         key=key,
@@ -535,10 +536,10 @@ def _overconfident(problem: GampIteration, end: Run[GampLoopState]) -> Array:
     return (end.result == Result.RECOVERED) & ~(missed < _UNEXPLAINED * spread)
 
 
-def _lost(start: Array, W: Array) -> Array:
-    """A row has left its spectral estimate Ŵ_s behind: of posterior means and what the same data
-    say of them, Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D, and Ŵ Ŵᵀ/D is not smaller."""
+def _regressed(start: Array, W: Array) -> Array:
+    """Return True if a row has lost its spectral estimate Ŵ_s. Of posterior means the diagonals
+    obey Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D <= Ŵ Ŵᵀ/D; a row below half of that has lost it."""
     known = jnp.sum(start**2, axis=1)
     common = jnp.sum(W * start, axis=1)
     least = jnp.minimum(common, jnp.sum(W**2, axis=1))
-    return jnp.any((least < _KEPT * known) & (known > _SMALL * jnp.sum(known)))
+    return jnp.any((least < _MIN_KEPT * known) & (known > _NO_ROW * jnp.sum(known)))

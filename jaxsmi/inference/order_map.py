@@ -361,12 +361,12 @@ class OverlapMap(AbstractOrderMap):
         success = run.result == Result.SUCCESS
         inaccurate = success & (evaluation.inaccurate > INACCURATE_SHARE)
         code = jnp.where(inaccurate, Result.INACCURATE, run.result)
-        code = jnp.where(success & (last.rho > 1.0 - _MARGIN), Result.MARGINAL, code)
+        code = jnp.where(success & (last.spectral_radius > 1.0 - _MARGIN), Result.MARGINAL, code)
         spread = fixed_point.propagated_error(evaluation.jacobian, evaluation.replicas)
         # beside the statistical error the one that the tolerance leaves
         stderr = jnp.where(code == Result.MAX_STEPS, missing(), jnp.hypot(spread, last.remaining))
         J = evaluation.jacobian.reshape(last.V.size, last.V.size)
-        fields = {"spectral_radius": last.rho}
+        fields = {"spectral_radius": last.spectral_radius}
         return End(last.V, self.numbers(last.V), J, {"overlap": stderr}, code, fields)
 
     def slope(self, x: Array, jacobian: Array) -> Array:

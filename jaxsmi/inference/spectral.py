@@ -6,7 +6,7 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 
     W_a      its eigenvectors that stand out, scaled as theory says (spectral_theory.py)
     Ŵ        Σ_a R_a W_a: then Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D, as of a posterior mean
-    memory   Σ_a R_a V_a 𝒯_s X W_a/√D, what message passing has to take off the fields of the same
+    onsager  Σ_a R_a V_a 𝒯_s X W_a/√D, what message passing has to take off the fields of the same
              inputs
 
     T_s W = (1/D) Σ_μ x_μ 𝒯_μ x_μᵀ W    by one pass over the inputs, stored, regenerated or sharded
@@ -14,9 +14,9 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 The eigensolver is block Lanczos, restarted from its best vectors until the wanted ones converge:
 each vector of its space costs one product, where the LOBPCG of JAX takes four.
 
-The norm of one index is estimated from the labels (`with_norm`). For directions that are still
-at zero overlap once others are learned, the same holds with G at the cavity fields of the learned
-ones, on vectors orthogonal to them.
+The norm of one index is estimated from the labels (`with_estimated_norm`). For directions that are
+still at zero overlap once others are learned, the same holds with G at the cavity fields of the
+learned ones, on vectors orthogonal to them.
 
 Source: [theory: spectral, sections 3 to 5].
 """
@@ -34,7 +34,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import missing, not_recorded, theory_dtype
+from jaxsmi.core.arrays import missing, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
@@ -92,7 +92,7 @@ def spectral(
     *,
     key: PRNGKeyArray | None = None,
     regularisation: ArrayLike = REGULARISATION,
-    norm: bool | None = None,
+    estimate_norm: bool | None = None,
 ) -> Solution:
     r"""Compute the optimal spectral estimate of W on a data set, from covariances of fields given
     labels.
@@ -109,8 +109,8 @@ def spectral(
         key: Random key of the eigensolver's start, and of channels that sample. Required.
         regularisation: s in (0, 1); nearer to one the vector is better and harder to find. Default
             0.95, which costs one per cent of the overlap of phase retrieval, five of attention.
-        norm: Whether the norm of the teacher is estimated from the labels. None: of one index with
-            the default Gaussian prior.
+        estimate_norm: Estimate the norm of the teacher from the labels. Default None: for one index
+            with the default Gaussian prior.
 
     Returns:
         A `Solution` with `weights` Ŵ (P, D), scaled as a posterior mean (Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D),
@@ -153,12 +153,12 @@ def spectral(
     validate.instance("data", data, Dataset, "a smi.Dataset, such as model.sample(..)")
     s = validate.number("regularisation", regularisation, UNIT_INTERVAL)
     key = validate.key("key", key)
-    validate.optional(validate.flag, "norm", norm)
+    validate.optional(validate.flag, "estimate_norm", estimate_norm)
     data = check_data(model, data)
     model.channel.check_labels(data.labels)
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)
-    observations = Observations.of(with_norm(model, data, norm), data)
+    observations = Observations.of(with_estimated_norm(model, data, estimate_norm), data)
     start = spectral_start(observations, nothing_known(observations), key, s)
     allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
     check(~start.has_linear_signal, "model", title(model), allowed)
@@ -229,7 +229,7 @@ def _without(known: GampState, unknown: Array, S: Array) -> GampState:
     return GampState(
         weights=contract(old, known.weights),
         covariance=old @ known.covariance @ old.T + new @ S @ new.T,
-        memory=jnp.einsum("pq,nqm->npm", old, known.memory),
+        onsager=jnp.einsum("pq,nqm->npm", old, known.onsager),
         g=jnp.einsum("qp,nqm->npm", old, known.g),
         omega=known.omega,
         precision=old.T @ known.precision @ old,
@@ -242,7 +242,7 @@ def _moments(
 ) -> LabelMoments:
     """Respond to each label in the unknown directions of its fields, given the others, (N, ..)."""
     channel, S = observations.model.channel, observations.second_moment
-    omega = observations.forward(known.weights) - known.memory
+    omega = observations.forward(known.weights) - known.onsager
     post = channel.respond(observations.statistic, omega, known.covariance, key)
     moments = label_moments(post.g, post.dg, S)
     both = jnp.kron(unknown, jnp.eye(channel.tokens, dtype=S.dtype))
@@ -277,13 +277,13 @@ def _state(
     new, _ = new_and_old(unknown, S)
     estimate = contract(new, mean)
     weights = known.weights + estimate
-    memory = known.memory + jnp.einsum("pq,nqm->npm", new @ covariance, g)
+    onsager = known.onsager + jnp.einsum("pq,nqm->npm", new @ covariance, g)
     state = GampState(
         weights=weights,
         covariance=known.covariance + new @ (covariance - S) @ new.T,
-        memory=memory,
+        onsager=onsager,
         g=known.g + jnp.einsum("qp,nqm->npm", new, g),
-        omega=observations.forward(weights) - memory,
+        omega=observations.forward(weights) - onsager,
         precision=known.precision + new.T @ precision @ new,
         step=known.step,
     )
@@ -325,7 +325,7 @@ def _solution(
         result=jnp.where(valid, code, int(Result.INVALID)),
         history=jax.tree.map(lambda x: masked(x)[None], history),
         covariance=masked(state.covariance),
-        spectral_radius=not_recorded((), Q.dtype),
+        spectral_radius=missing_array((), Q.dtype),
         weights=masked(state.weights),
         state=state,
         model=model,
@@ -531,9 +531,9 @@ _NORM_POINTS = 25  # of the grid; usual: half a standard deviation apart
 _NORM_RANGE = 6.0  # of log ρ/S, standard deviations √(2/D); usual
 
 
-def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> AbstractModel:
-    """Return the model with the norm of its one index estimated from the labels, if `norm` (None:
-    where that is known to help).
+def with_estimated_norm(model: AbstractModel, data: Dataset, wanted: bool | None) -> AbstractModel:
+    """Return the model with the norm of its one index estimated from the labels, if that is
+    `wanted` (None: where it is known to help).
 
     The norm ρ = W* W*ᵀ/D differs from S by S √(2/D), and message passing with the wrong norm loses
     the signal even from the teacher. The labels alone estimate it:
@@ -544,12 +544,10 @@ def with_norm(model: AbstractModel, data: Dataset, norm: bool | None) -> Abstrac
     """
     # Gaussian rows without a covariance of their own: who gives one, knows the norm
     usual = model.indices == 1 and model.prior.traits.wishart and not jax.tree.leaves(model.prior)
-    if norm is None:
-        norm = usual
-    check(isinstance(norm, bool), "norm", norm, "True, False or None")
+    wanted = usual if wanted is None else wanted
     allowed = "False: it is estimated of one index with the default Gaussian prior"
-    check(usual or not norm, "norm", norm, allowed)
-    if not norm:
+    check(usual or not wanted, "estimate_norm", wanted, allowed)
+    if not wanted:
         return model
     covariance = _estimated_norm(model, data)
     return eqx.tree_at(lambda m: m.prior.covariance, model, covariance, is_leaf=lambda x: x is None)

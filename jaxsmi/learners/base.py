@@ -29,7 +29,7 @@ from jaxsmi.models.index import IndexModel
 from jaxsmi.priors.iid import AbstractIidPrior
 
 
-class Overlaps(eqx.Module):
+class OrderParameters(eqx.Module):
     """Order parameters: `overlap` Q = W Wᵀ/D (P, P), `teacher_overlap` M = W W*ᵀ/D (P, P*),
     `covariance` V (P, P), the response of the fields to one sample, and `direction_overlap`
     B = W Uᵀ/D (P, K)."""
@@ -64,7 +64,7 @@ class WeightAverages(eqx.Module):
     """Averages over the field b of the weights: the next `overlaps`, and `squared` E[C ⊗ C]
     (P, P, P, P), C = ∂_b f, the map X ↦ E C X C."""
 
-    overlaps: Overlaps
+    overlaps: OrderParameters
     squared: Array
 
 
@@ -171,7 +171,7 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
     # Defaults of a posterior mean: smooth in ω, without a loss
 
     @property
-    def decay(self) -> Array:
+    def ridge(self) -> Array:
         """λ, the weight of the ridge; NaN for a posterior."""
         return jnp.asarray(jnp.nan)
 
@@ -232,7 +232,7 @@ def linear_weight_averages(C: Array, conjugates: Conjugates, teacher: TeacherLaw
     mixed = signal @ R @ direction.T
     # E (M̂ w* + B̂ u)(M̂ w* + B̂ u)ᵀ
     square = signal @ S @ signal.T + mixed + mixed.T + direction @ G @ direction.T
-    overlaps = Overlaps(
+    overlaps = OrderParameters(
         overlap=C @ (square + conjugates.noise) @ C,
         teacher_overlap=C @ (signal @ S + direction @ R.T),
         covariance=C,

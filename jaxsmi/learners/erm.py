@@ -114,11 +114,6 @@ class Erm(AbstractIndexLearner):
         return jnp.asarray(_TOLERANCE)
 
     @property
-    def decay(self) -> Array:
-        """λ, the weight of the ridge."""
-        return self.ridge
-
-    @property
     def has_label_derivative(self) -> bool:
         """True: g has a derivative through the proximal point."""
         return True

@@ -24,7 +24,7 @@ from jaxsmi.learners.base import (
     AbstractModelResponder,
     Conjugates,
     Law,
-    Overlaps,
+    OrderParameters,
     TeacherLaw,
     WeightAverages,
     linear_weight_averages,
@@ -136,7 +136,7 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
             average = lambda x, y: jnp.einsum("n,np,nq->pq", weight, x, y)
             V = jnp.einsum("n,npq->pq", weight, C)
             nothing = jnp.zeros_like(conjugates.direction)
-            overlaps = Overlaps(average(f, f), average(f, w), V, nothing)
+            overlaps = OrderParameters(average(f, f), average(f, w), V, nothing)
             return WeightAverages(overlaps, jnp.einsum("n,nac,nbd->abcd", weight, C, C))
 
         terms = jax.vmap(component)(mixture.log_weight, mixture.mean, mixture.factor)

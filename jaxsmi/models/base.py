@@ -40,7 +40,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import array_module, concrete, not_recorded, theory_dtype
+from jaxsmi.core.arrays import array_module, concrete, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.display import constructor_repr
 from jaxsmi.core.driver import Estimate, Solution
@@ -82,7 +82,7 @@ class AbstractModel(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def recovery(self) -> Array:
+    def recovery_alpha(self) -> Array:
         """The α above which perfect recovery is stable (inf: never).
 
         Raises:
@@ -314,7 +314,7 @@ class AbstractMetric(eqx.Module):
         W = flat(student.to_signal(weights, teacher))
         n = W.shape[1]
         Q = W @ W.T / n
-        nan = not_recorded(Q.shape, Q.dtype)
+        nan = missing_array(Q.shape, Q.dtype)
         if teacher is None:
             return {"overlap": Q, "teacher_overlap": nan, "cosine": nan[0]}
         truth = flat(student.teacher_signal(teacher))

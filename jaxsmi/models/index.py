@@ -35,7 +35,7 @@ from jaxsmi.core.arrays import (
     check_closure,
     concrete,
     is_zero,
-    not_recorded,
+    missing_array,
     theory_dtype,
 )
 from jaxsmi.core.data import HasTeacher
@@ -95,7 +95,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
         return IndexMetric(self, self.symmetry)
 
     @property
-    def recovery(self) -> Array:
+    def recovery_alpha(self) -> Array:
         """P/k, for noiseless labels that fix k combinations of the fields, under a prior with a
         density."""
         fixed = self.channel.constraints
@@ -220,7 +220,7 @@ class IndexMetric(AbstractMetric):
         """Compute the plug-in prediction error of an estimate (P, D) on new Gaussian inputs, with
         noiseless labels of the data's teacher; NaN without a teacher."""
         if data.teacher is None:
-            return not_recorded((), theory_dtype())
+            return missing_array((), theory_dtype())
         return error_of_rows(self.model, weights, data, key=key, points=points).value
 
     def prediction_error(

@@ -31,7 +31,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import AbstractScores
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, not_recorded, theory_dtype
+from jaxsmi.core.arrays import concrete, missing_array, theory_dtype
 from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.driver import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, check
@@ -126,7 +126,7 @@ class MatrixModel(AbstractModel):
         return self.readout  # pyright: ignore[reportReturnType]
 
     @property
-    def recovery(self) -> Array:
+    def recovery_alpha(self) -> Array:
         """The α above which perfect recovery is stable, by counting: D/M, degrees of freedom over
         the numbers that a label fixes [theory: attention-indexed, Eq. (31); bilinear, Eq. (14)]; L
         times as much for L matrices; inf with noise, or if a label fixes no numbers."""
@@ -197,7 +197,7 @@ class MatrixMetric(AbstractMetric):
         del key, points
         teacher = self.teacher_of(data)
         if teacher is None:
-            return not_recorded((), theory_dtype())
+            return missing_array((), theory_dtype())
         return self._distance(self.model.student.to_signal(weights, teacher), teacher)
 
     def estimation_error(self, estimate: Array, teacher: Array) -> Array:

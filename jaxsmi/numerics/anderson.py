@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree, not_recorded_where
+from jaxsmi.core.arrays import PyTree, missing_where
 from jaxsmi.core.driver import AbstractSolver, Result, choose
 
 _DEPTH = 5  # usual [WN11]: the gain beyond is small
@@ -138,7 +138,7 @@ class Anderson(AbstractSolver[AndersonState]):
     def observe(self, state: AndersonState, count: Array) -> dict[str, Array]:
         """x and the residual."""
         entry = self.observed(state.x)
-        residual = not_recorded_where(count == 0, state.residual)
+        residual = missing_where(count == 0, state.residual)
         return {"step": count.astype(residual.dtype), **entry, "residual": residual}
 
     def terminate(self, state: AndersonState, count: Array) -> Array:

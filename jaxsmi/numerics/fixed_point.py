@@ -47,7 +47,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree, frozen, missing, not_recorded_where
+from jaxsmi.core.arrays import PyTree, frozen, missing, missing_where
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Result, Run, advance, choose, new_run
 from jaxsmi.numerics.linear_algebra import (
     positive_part,
@@ -106,7 +106,7 @@ class Evaluation(eqx.Module):
 class FixedPointState(eqx.Module):
     """State of the iteration: V, the last evaluation of F (at the V before), and its residual.
 
-    `trace`: tr V before the last step; `decay_count`: consecutive steps of geometric decay;
+    `last_trace`: tr V before the last step; `decay_count`: consecutive steps of geometric decay;
     `trust`: the part of a Newton step that is taken; `polished`: the last step was one;
     `remaining`: distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed
     point may be zero.
@@ -116,8 +116,8 @@ class FixedPointState(eqx.Module):
     evaluation: Evaluation
     residual: Array
     distance: Array
-    rho: Array
-    trace: Array
+    spectral_radius: Array
+    last_trace: Array
     decay_count: Array
     trust: Array
     polished: Array
@@ -180,8 +180,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             evaluation=unknown,
             residual=infinite,
             distance=infinite,
-            rho=infinite,
-            trace=jnp.trace(V0),
+            spectral_radius=infinite,
+            last_trace=jnp.trace(V0),
             decay_count=jnp.zeros((), int),
             trust=jnp.ones((), dtype),
             polished=no,
@@ -223,7 +223,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             new = jnp.where(left, state.evaluation.value, new)
         trace = jnp.trace(V)
         ratio = jnp.trace(value) / trace
-        decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.trace)
+        decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.last_trace)
         undecided = (ratio < self.decay.slowest) & (trace <= 2.0 * len(V) * distance)
         remaining = jnp.where(
             take, (1.0 - 0.5 * trust) * newton_step, apply(evaluation.jacobian, newton_step)
@@ -236,8 +236,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             evaluation=evaluation,
             residual=residual,
             distance=distance,
-            rho=rho,
-            trace=trace,
+            spectral_radius=rho,
+            last_trace=trace,
             decay_count=decay_count,
             trust=trust,
             polished=take,
@@ -261,12 +261,12 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
 
     def observe(self, state: FixedPointState, count: Array) -> dict[str, Array]:
         """V, Q = S - V and the residual."""
-        V = not_recorded_where(~state.finite, state.V)
+        V = missing_where(~state.finite, state.V)
         return {
             "step": count.astype(V.dtype),
             "covariance": V,
             "overlap": self.scale - V,
-            "residual": not_recorded_where(count == 0, state.residual),
+            "residual": missing_where(count == 0, state.residual),
         }
 
     def progress(self, state: FixedPointState) -> Mapping[str, str]:
@@ -277,7 +277,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
     def terminate(self, state: FixedPointState, count: Array) -> Array:
         """SUCCESS within the tolerance and away from zero, RECOVERED on geometric decay, else
         MAX_STEPS or NONFINITE."""
-        near = (state.distance <= self.tolerance) & (state.rho < 1.0)
+        near = (state.distance <= self.tolerance) & (state.spectral_radius < 1.0)
         rises: Array | bool = False
         falls: Array | bool = False
         if self.downwards is not None:

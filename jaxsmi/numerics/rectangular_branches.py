@@ -97,7 +97,7 @@ def critical_points(aspect: Array, rank: Array, noise: Array) -> CriticalPoints:
     return CriticalPoints(aspect, rank, noise, n, B / n, m, B / m, apart)
 
 
-class BranchPoint(NamedTuple):
+class SpectralPoint(NamedTuple):
     """A D on a branch of s: its `distances` to the six points, and `speed` = dD/dt of the branch's
     coordinate t."""
 
@@ -122,7 +122,7 @@ class BranchPoint(NamedTuple):
         return -sum(terms, jnp.zeros_like(self.speed))
 
 
-Branch = Callable[[Array, CriticalPoints], BranchPoint]
+Branch = Callable[[Array, CriticalPoints], SpectralPoint]
 
 
 def halves(t: Array) -> tuple[Array, Array]:
@@ -133,30 +133,30 @@ def halves(t: Array) -> tuple[Array, Array]:
     return jnp.where(t < 0.0, small, large), jnp.where(t < 0.0, large, small)
 
 
-def below(t: Array, c: CriticalPoints) -> BranchPoint:
+def below(t: Array, c: CriticalPoints) -> SpectralPoint:
     """D = -(m + e^t)."""
     grown = jnp.exp(t)
-    return BranchPoint(c.distances(0, grown, grown), -grown)
+    return SpectralPoint(c.distances(0, grown, grown), -grown)
 
 
-def between(t: Array, c: CriticalPoints) -> BranchPoint:
+def between(t: Array, c: CriticalPoints) -> SpectralPoint:
     """D = -n sigmoid(-t)."""
     to_n, to_zero = (c.n * x for x in halves(t))
-    return BranchPoint(c.distances(2, to_n, to_zero), to_n * to_zero / c.n)
+    return SpectralPoint(c.distances(2, to_n, to_zero), to_n * to_zero / c.n)
 
 
-def within(t: Array, c: CriticalPoints) -> BranchPoint:
+def within(t: Array, c: CriticalPoints) -> SpectralPoint:
     """D = m₊ + (n₊ - m₊) sigmoid(t)."""
     # a square matrix has no such branch: any width will do
     width = jnp.where(c.apart > 0.0, c.width, 1.0)
     low, high = (width * x for x in halves(t))
-    return BranchPoint(c.distances(4, low, high), low * high / width)
+    return SpectralPoint(c.distances(4, low, high), low * high / width)
 
 
-def beyond(t: Array, c: CriticalPoints) -> BranchPoint:
+def beyond(t: Array, c: CriticalPoints) -> SpectralPoint:
     """D = R₂ + e^t."""
     grown = jnp.exp(t)
-    return BranchPoint(c.distances(6, grown, grown), grown)
+    return SpectralPoint(c.distances(6, grown, grown), grown)
 
 
 def solve(

@@ -103,9 +103,9 @@ def velocity(
     projected: bool = False,
 ) -> Overlaps:
     """dM/dt and dQ/dt (module docstring)."""
-    dM = -moments.fixed - decay * x.M
+    dM = -moments.teacher_gradient - decay * x.M
     A_Z = moments.student_gradient
-    dQ = -(A_Z + A_Z.T) + kappa * moments.square - 2.0 * decay * x.Q
+    dQ = -(A_Z + A_Z.T) + kappa * moments.gradient_noise - 2.0 * decay * x.Q
     if not projected:
         return Overlaps(dM, dQ)
     a = jnp.diagonal(dQ) / (2.0 * jnp.diagonal(x.Q))

@@ -143,7 +143,7 @@ def averages(
         ...     square, 2, smi.sgd.Network(jax.nn.relu), loss_factor=1.0
         ... )
         >>> values, errors = smi.sgd.averages(model, 0.0)
-        >>> round(float(values.square[0, 0]), 6)  # 2 (L + 1)
+        >>> round(float(values.gradient_noise[0, 0]), 6)  # 2 (L + 1)
         6.0
 
     Cost:
@@ -504,8 +504,9 @@ def _rates(
     M = jnp.zeros((pair.rows, pair.fixed), Q.dtype)
     found = averages.over_nets(lambda net: net.at(M, Q))
     diagonal = lambda x: jnp.diagonal(x, axis1=-2, axis2=-1)
+    pull = diagonal(found.student_gradient) / jnp.diagonal(Q)
     signal = 2.0 * jnp.einsum("rpomn,rqomn,q->rpq", *curvatures, jnp.diagonal(pair.gram))
-    return signal, diagonal(found.student_gradient) / jnp.diagonal(Q), diagonal(found.square)
+    return signal, pull, diagonal(found.gradient_noise)
 
 
 def _curvatures(model: IndexModel, Q: Array, key: PRNGKeyArray, size: int, nets: int) -> Array:
@@ -584,7 +585,7 @@ def maximal_rate(
     if pair.spherical:
         setting = SgdSetting.of(model, 0.0, None, None, key, averages, _SIZES)
         lowest = jnp.linalg.eigvalsh(_hessian(setting))[0]
-        noise = jnp.mean(_averages(setting).square, axis=0)[0, 0]
+        noise = jnp.mean(_averages(setting).gradient_noise, axis=0)[0, 0]
         return Estimate(jnp.maximum(-2.0 * lowest, 0.0) / noise, jnp.zeros(()))
     key = validate.key("key", key)
     size, nets = sizes_of(averages, *_RECOVERY_SIZES)

@@ -70,15 +70,15 @@ class GradientMoments(NamedTuple):
     """A_T (P, k), A_Z (P, P), N_s (P, P) and the risk R.
 
     Attributes:
-        fixed: A_T = E[s hᵀ].
+        teacher_gradient: A_T = E[s hᵀ].
         student_gradient: A_Z = E[s zᵀ].
-        square: N_s = E[s sᵀ].
+        gradient_noise: N_s = E[s sᵀ].
         risk: R = E ℓ.
     """
 
-    fixed: Array
+    teacher_gradient: Array
     student_gradient: Array
-    square: Array
+    gradient_noise: Array
     risk: Array
 
 
@@ -288,9 +288,9 @@ class NetAverages(AbstractAverages):
         values = jax.vmap(pair.sample_loss, -1)(rows(teacher_fields), rows(z), points.noise)
         weighted = s * points.weight
         return GradientMoments(
-            fixed=jnp.moveaxis(products(weighted, h), -1, 0).reshape(-1, pair.fixed),
+            teacher_gradient=jnp.moveaxis(products(weighted, h), -1, 0).reshape(-1, pair.fixed),
             student_gradient=self._blocks(products(weighted, z)),
-            square=self._blocks(products(weighted, s)),
+            gradient_noise=self._blocks(products(weighted, s)),
             risk=jnp.sum(points.weight * values),
         )
 

@@ -27,7 +27,7 @@ NETS = 4  # nets inside one independent threshold: enough to detect E g gᵀ by 
 _RECOVERED_V = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be certain
 # relative changes of V: beyond a half a linear step is no estimate, and V stays positive
 _MAX_V_STEP = 0.5
-# of α, for the one that belongs to a V: thresholds are of order one, far inside
+# search interval of the α at which tr F(V) = tr V: thresholds are of order one, far inside
 _ALPHA_RANGE = (1e-4, 1e4)
 _TEST_PRECISION = 4.0  # at which a prior is tested for oblique directions, times the inverse of S
 # of S: above quadrature errors of priors and errors of the learned directions

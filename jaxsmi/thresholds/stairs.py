@@ -45,7 +45,7 @@ def staircase(
     alpha_max: ArrayLike = 10.0,
     averages: Averages | None = None,
     guess: Sequence[Threshold] | None = None,
-    steps: int | None = None,
+    max_thresholds: int | None = None,
     progress: bool | None = None,
 ) -> list[Threshold]:
     r"""Compute the thresholds in the order of learning, with what is learned at each.
@@ -61,7 +61,7 @@ def staircase(
             searches for the root, whose spread is the error bar. Default 2^14 points, 16 nets.
         guess: The stairs of a model nearby, which save the scan in α, e.g. along a curve or a
             search. Default None.
-        steps: Largest number of thresholds. Default all.
+        max_thresholds: Largest number of thresholds. Default all.
         progress: Show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
@@ -97,7 +97,7 @@ def staircase(
     most = float(lax.stop_gradient(validate.number("alpha_max", alpha_max, POSITIVE)))
     points_per_net, nets = sizes_of(averages, 2**14, 16)
     points = points_per_net * nets
-    steps = validate.optional(validate.count, "steps", steps)
+    max_thresholds = validate.optional(validate.count, "max_thresholds", max_thresholds)
     progress = validate.optional(validate.flag, "progress", progress)
     allowed = "a list of Threshold, as `staircase` returns it"
     guess = [] if guess is None else guess
@@ -108,7 +108,7 @@ def staircase(
     # projectors on learned directions commute with S only where S is a multiple of I
     equal = jnp.max(jnp.abs(S - S[0, 0] * jnp.eye(len(S)))) <= 1e-9 * S[0, 0]
     allowed = "a prior with second moment proportional to the identity"
-    check(equal | (steps == 1), "model", model.prior, allowed)
+    check(equal | (max_thresholds == 1), "model", model.prior, allowed)
 
     first = weak_recovery(model, key=key, averages=Averages(points, nets))
     lowest = float(lax.stop_gradient(first.alpha))
@@ -120,7 +120,7 @@ def staircase(
     P = model.indices
     title = "staircase: directions learned"
     with Bar(P, title, progress) as bar:
-        while np.isfinite(lowest) and learned.shape[1] < P and len(stairs) < (steps or P + 1):
+        while np.isfinite(lowest) and learned.shape[1] < P and len(stairs) != max_thresholds:
             bar.update(learned.shape[1] - bar.count, {"α": f"{lowest:.4g}"})
             # apart from the keys of weak recovery (key) and of the roots (100 + k)
             scan_key = jax.random.fold_in(key, 7 + len(stairs))

@@ -223,7 +223,7 @@ def first_order(
 ) -> FirstOrder:
     r"""Compute the algorithmic, information-theoretic and spinodal thresholds of a transition.
 
-    spinodal <= Φ(informed) = Φ(uninformed) <= algorithmic
+    α_spinodal ≤ α_IT ≤ α_algorithmic,   Φ(informed) = Φ(uninformed) at α_IT
 
     Args:
         model: An index model with a channel and a prior of mean zero.
@@ -435,7 +435,7 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
     model = model_argument(model)
     valid = validate.valid(model)
     # a traced model cannot raise: it gets NaN and a code
-    alpha = jnp.where(valid, model.recovery, missing())
+    alpha = jnp.where(valid, model.recovery_alpha, missing())
     S = model.prior.second_moment(model.indices)
     code = jnp.where(valid, int(Result.SUCCESS), int(Result.INVALID))
     return Threshold(alpha, jnp.zeros_like(alpha), alpha[None], S / jnp.trace(S), S, code)

@@ -257,8 +257,8 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
         parts |= {str(name): _dataset(part, **attributes) for name, part in item.items()}
     else:
         parts["/"] = _dataset(item, **attributes)
-    with whole(path) as aside:
-        xarray.DataTree.from_dict(parts).to_netcdf(aside, engine="h5netcdf")
+    with atomic_write(path) as temporary:
+        xarray.DataTree.from_dict(parts).to_netcdf(temporary, engine="h5netcdf")
 
 
 def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Dataset:
@@ -288,7 +288,7 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
 
 
 @contextlib.contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """A path beside a file's, of the same ending, to write to: it becomes the file at the end, so
     that the file is there complete or not at all, whenever the program is killed.
 
@@ -296,18 +296,18 @@ def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """
     named = pathlib.Path(path)
     # in the same folder: a file is renamed in one step on one file system only
-    aside = named.with_name(f".{os.getpid()}.{secrets.token_hex(4)}.{named.name}")
+    temporary = named.with_name(f".{os.getpid()}.{secrets.token_hex(4)}.{named.name}")
     try:
-        yield aside
-        os.replace(aside, named)
+        yield temporary
+        os.replace(temporary, named)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def discard(folder: pathlib.Path) -> None:
     """Remove what this process has begun to write in a folder, before it leaves."""
-    for aside in folder.glob(f".{os.getpid()}.*"):
-        aside.unlink(missing_ok=True)
+    for temporary in folder.glob(f".{os.getpid()}.*"):
+        temporary.unlink(missing_ok=True)
 
 
 def _dataset(item: Any, **attributes: object) -> xarray.Dataset:

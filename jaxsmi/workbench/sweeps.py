@@ -27,7 +27,7 @@ from jaxsmi.core.driver import Result, Solution, tqdm
 from jaxsmi.core.options import CACHE_SETTINGS
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench.rows import FIELDS, Grid, Row
-from jaxsmi.workbench.storage import import_xarray, provenance, whole
+from jaxsmi.workbench.storage import atomic_write, import_xarray, provenance
 
 if TYPE_CHECKING:
     import xarray
@@ -120,9 +120,9 @@ def solve_grid(
         with tqdm(total=size, initial=len(rows), desc="rows", disable=hidden, leave=False) as bar:
             for number, row in solved:
                 if folder is not None:
-                    with whole(folder / _file(number)) as aside:
+                    with atomic_write(folder / _file(number)) as temporary:
                         # NumPy types the keywords of savez as if they were its own
-                        np.savez(aside, **row)  # pyright: ignore[reportArgumentType]
+                        np.savez(temporary, **row)  # pyright: ignore[reportArgumentType]
                 rows[number] = row
                 bar.update()
     except KeyboardInterrupt:
@@ -163,9 +163,9 @@ def _claim(folder: pathlib.Path, grid: Grid) -> None:
     description = json.loads(json.dumps(grid.description()))
     now = provenance()
     if not path.exists():
-        with whole(path) as aside:
+        with atomic_write(path) as temporary:
             text = json.dumps({"sweep": description, **now}, indent=1)
-            aside.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
         return
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -33,7 +33,7 @@ LENGTHS = (1.0, 2.0, 5.0)
 
 def recovery(beta, rhos):
     """The α of perfect recovery, Bayes-optimal."""
-    return np.array([float(smi.Bilinear(beta, rho).recovery) for rho in rhos])
+    return np.array([float(smi.Bilinear(beta, rho).recovery_alpha) for rho in rhos])
 
 
 def nuclear(beta, rhos):

@@ -46,7 +46,7 @@ legend(left)
 
 step = alphas[1] - alphas[0]
 right.errorbar(noises, thresholds, step / 2, color=colour(0), label="half a grid step", **DOTS)
-recovery = float(smi.Bilinear(1.0, 0.5, symmetric=True).recovery)
+recovery = float(smi.Bilinear(1.0, 0.5, symmetric=True).recovery_alpha)
 right.axhline(recovery, color=INK, lw=0.9, ls="--", label="recovery without noise")
 right.set(xlabel=r"noise $\Delta$", ylabel=r"$\alpha$ from which all starts agree")
 legend(right)

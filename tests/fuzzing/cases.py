@@ -53,7 +53,7 @@ NAMES = {
         "A b covariance cross direction_overlap directions encoding gram inputs labels outcomes "
         "Qhat signal teacher teacher_overlap variance weights x y",
     "count":
-        "degree depth dimension every heads indices layers length max_nodes max_steps nets "
+        "degree depth dimension every heads indices layers length max_nodes max_steps max_thresholds nets "
         "patience points ranks repeats samples seeds steps tokens",
     "object":
         "averages channel data fit gradient iteration learner mesh model monitor prior student "
@@ -218,7 +218,7 @@ RIDGE = {"build": lambda ridge: smi.Erm(ridge=ridge), "start": 0.1}
 case(smi.search_learner, POINT | RIDGE, {"start": ("ridge", "build")}, start="tree")
 case(
     smi.spectral, {"model": PHASE, "data": MODULI, "key": KEY},
-    regularisation="open unit", norm="flag",
+    regularisation="open unit", estimate_norm="flag",
 )  # fmt: skip
 case(smi.spectral_overlap, POINT | {"model": PHASE})
 

@@ -16,7 +16,7 @@ import pytest
 import jaxsmi as smi
 from helpers import assert_measured, differences, directed_regression, mean_and_error
 from jaxsmi.inference.label_averages import LabelAverages
-from jaxsmi.learners.base import Overlaps
+from jaxsmi.learners.base import OrderParameters
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 LINEAR, SIGN = smi.links.linear(), smi.links.sign()
@@ -216,7 +216,7 @@ def test_table_of_two_units_on_two(alpha, ridge, Q, M, V, rest):
 
 def order(Q, M, V, B=None):
     Q, M, V = (jnp.atleast_2d(jnp.asarray(x)) for x in (Q, M, V))
-    return Overlaps(Q, M, V, jnp.zeros((len(Q), 0)) if B is None else jnp.full((1, 1), B))
+    return OrderParameters(Q, M, V, jnp.zeros((len(Q), 0)) if B is None else jnp.full((1, 1), B))
 
 
 ENVELOPES = {  # teacher, learner, α, points, order parameters, accuracy

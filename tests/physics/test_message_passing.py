@@ -147,7 +147,7 @@ def test_a_damped_step_is_a_mixture_and_does_not_end_a_run_earlier():
     run = functools.partial(smi.gamp, model, data, key=jax.random.key(2), learner=bayes)
     old = run(iteration=smi.Iteration(2)).state
     new, damped = (run(start=old, iteration=smi.Iteration(1, damping=d)).state for d in (0.0, 0.3))
-    for name in ("weights", "covariance", "memory"):
+    for name in ("weights", "covariance", "onsager"):
         expected = 0.7 * getattr(new, name) + 0.3 * getattr(old, name)
         np.testing.assert_allclose(getattr(damped, name), expected, rtol=1e-12, atol=1e-14)
     ended = run(iteration=smi.Iteration(500, tolerance=1e-3, damping=0.9))

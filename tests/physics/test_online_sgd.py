@@ -274,11 +274,11 @@ def test_large_batches_are_a_map():
 
     def step(M, Q, key):
         found = smi.sgd.averages(TWO, (M, Q), key=key, averages=smi.Averages(2**18, 8))[0]
-        G = np.concatenate([found.fixed, found.student_gradient], axis=1)
+        G = np.concatenate([found.teacher_gradient, found.student_gradient], axis=1)
         Gamma = np.block([[np.eye(2), M.T], [M, Q]])
         drift = found.student_gradient + found.student_gradient.T
-        square = kappa**2 * b * (b * G @ np.linalg.pinv(Gamma) @ G.T + found.square)
-        return M - kappa * b * found.fixed, Q - kappa * b * drift + square
+        square = kappa**2 * b * (b * G @ np.linalg.pinv(Gamma) @ G.T + found.gradient_noise)
+        return M - kappa * b * found.teacher_gradient, Q - kappa * b * drift + square
 
     ends = []
     for key in jax.random.split(KEY, 4):

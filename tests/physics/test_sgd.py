@@ -75,7 +75,7 @@ def test_flow_of_a_network():
     np.testing.assert_allclose(flow(0.08), list(FLOW.values()), atol=6e-4)
     np.testing.assert_allclose(flow(0.0), list(GRADIENT_FLOW.values()), atol=6e-4)
     m = float(flow(0.08, [60.0])[0])
-    noise = float(SGD.averages(model, m)[0].square[0, 0])
+    noise = float(SGD.averages(model, m)[0].gradient_noise[0, 0])
     assert (1 - m**2) * 2 * m / np.sqrt(np.pi) == pytest.approx(0.04 * noise * m, rel=1e-6)
 
 

@@ -12,7 +12,7 @@ import jaxsmi as smi
 from helpers import mean_and_error, result, runs_of
 from jaxsmi import Result
 from jaxsmi.inference.gamp_step import GampState, Observations
-from jaxsmi.inference.spectral import combined, nothing_known, spectral_start, with_norm
+from jaxsmi.inference.spectral import combined, nothing_known, spectral_start, with_estimated_norm
 from jaxsmi.inference.spectral_theory import (
     LabelMoments,
     Outlier,
@@ -250,13 +250,13 @@ def dense(data, s=0.95):
 
 def estimates(seeds, **settings):
     """Data and spectral estimates of phase retrieval."""
-    return runs_of(PHASE, seeds, solver=smi.spectral, norm=False, **settings)
+    return runs_of(PHASE, seeds, solver=smi.spectral, estimate_norm=False, **settings)
 
 
 def test_it_finds_the_top_eigenvector():
     """Against a dense eigensolver, and scaled to the overlap that theory expects."""
     data = PHASE.sample(KEY, dimension=120, alpha=2.0)
-    found = smi.spectral(PHASE, data, key=KEY, norm=False)
+    found = smi.spectral(PHASE, data, key=KEY, estimate_norm=False)
     values, vector = dense(data)
     got = np.asarray(found.history["eigenvalue"][0])
     np.testing.assert_allclose(got[0], values[0], atol=1e-6)  # its residual, 1e-3, squared
@@ -277,9 +277,9 @@ def test_it_is_scaled_as_a_posterior_mean_and_its_memory_makes_cavity_fields():
     for data, found in estimates(12, dimension=400, alpha=1.5):
         z = data.inputs[:, 0] @ data.teacher[0] / jnp.sqrt(400.0)
         cross = jnp.vdot(found.weights, data.teacher) / 400.0
-        omega, memory = found.state.omega[:, 0, 0], found.state.memory[:, 0, 0]
+        omega, onsager = found.state.omega[:, 0, 0], found.state.onsager[:, 0, 0]
         aligned = jnp.sign(cross) * jnp.stack([cross, jnp.mean(omega * z)])
-        squares = jnp.stack([jnp.mean(omega**2), jnp.mean((omega + memory) ** 2)])
+        squares = jnp.stack([jnp.mean(omega**2), jnp.mean((omega + onsager) ** 2)])
         rows.append(jnp.concatenate([aligned, squares]) / found.overlap[0, 0])
     mean, error = mean_and_error(rows)
     assert np.all(np.abs(mean[:3] - 1.0) < 4.0 * error[:3] + 0.02)
@@ -401,7 +401,7 @@ def test_a_handful_of_dimensions_or_samples():
         data = PHASE.sample(KEY, dimension=dimension, alpha=alpha)
         assert np.isfinite(smi.gamp(PHASE, data, key=KEY, iteration=smi.Iteration(5)).weights).all()
     data = PHASE.sample(KEY, dimension=40, alpha=3.0)
-    found = smi.spectral(PHASE, data, key=KEY, norm=False)
+    found = smi.spectral(PHASE, data, key=KEY, estimate_norm=False)
     np.testing.assert_allclose(found.history["eigenvalue"][0], dense(data)[0][:4], rtol=1e-9)
 
 
@@ -410,7 +410,7 @@ def test_the_second_moment_of_the_prior_sets_the_units_of_the_estimate():
     """Phase retrieval with S = 4: Ŵ W*ᵀ and Ŵ Ŵᵀ agree within four standard errors of eight data
     sets and 0.03 of S."""
     model = smi.links.phase_retrieval(prior=smi.priors.Gaussian(4.0 * jnp.eye(1)))
-    runs = runs_of(model, 8, dimension=300, alpha=1.5, solver=smi.spectral, norm=False)
+    runs = runs_of(model, 8, dimension=300, alpha=1.5, solver=smi.spectral, estimate_norm=False)
     overlaps = [(jnp.abs(f.weights @ d.teacher.T)[0, 0], jnp.sum(f.weights**2)) for d, f in runs]
     mean, error = mean_and_error([float(M - Q) / 300 / 4.0 for M, Q in overlaps])
     assert abs(mean) < 4.0 * error + 0.03
@@ -466,7 +466,7 @@ def test_the_norm_is_the_root_of_its_equation():
     data = PHASE.sample(KEY, dimension=100, alpha=1.3, teacher=1.3 * jnp.ones((1, 100)))
     N, D, square = 130, 100, float(jnp.mean(data.labels**2))
     level = lambda r: N * (1 / r - square / r**2) + D * (1 - 1 / r)
-    got = with_norm(PHASE, data, None).prior.covariance[0, 0]
+    got = with_estimated_norm(PHASE, data, None).prior.covariance[0, 0]
     np.testing.assert_allclose(got, optimize.brentq(level, 0.5, 4.0), rtol=1e-3)
 
 

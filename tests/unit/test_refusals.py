@@ -305,7 +305,7 @@ INFERENCE = [
     (r"noises: .*four variances", lambda: noiseless(SQUARE, (0.1, 0.05, 0.025))),
     (r"noises: .*same fraction", lambda: noiseless(SQUARE, (0.1, 0.05, 0.02, 0.01))),
     (r"noises: .*same fraction", lambda: noiseless(SQUARE, (0.0125, 0.025, 0.05, 0.1))),
-    (r"noises: .*labels that have a posterior", lambda: noiseless(MODULUS)),
+    (r"noises: .*a channel with a posterior", lambda: noiseless(MODULUS)),
     (r"noises: .*jump", lambda: noiseless(JUMPS)),
     (r"noises: .*softmax student", lambda: noiseless(HARDMAX)),
     (r"noises: .*None for (a matrix|this) model", lambda: noiseless(smi.Bilinear(1.0, 0.2))),
@@ -455,7 +455,7 @@ DIRECTIONS = [
 SPECTRA = [
     ("model", lambda: smi.spectral_overlap(SIGN, 1.0, key=KEY)),
     ("model", lambda: smi.spectral_overlap(BILINEAR, 1.0, key=KEY)),
-    ("norm", lambda: smi.spectral(NORMED, sample(NORMED), key=KEY, norm=True)),
+    ("estimate_norm", lambda: smi.spectral(NORMED, sample(NORMED), key=KEY, estimate_norm=True)),
     ("side_information",
      lambda: passing(MODULUS, start=Start(weights="spectral", side_information=0.5))),
 ]  # fmt: skip

@@ -274,7 +274,7 @@ def test_hessians():
         H = SGD.hessian(SGD.semantic_positional(omega), [0.0, 0.0])
         np.testing.assert_allclose(H, np.diag([R_mm, R_ee]), atol=6e-10)
     model = SGD.semantic_positional(0.67)
-    slope = lambda v: np.asarray(SGD.averages(model, v)[0].fixed[0])
+    slope = lambda v: np.asarray(SGD.averages(model, v)[0].teacher_gradient[0])
     v, h = np.array([0.5, 0.4]), 1e-4
     np.testing.assert_allclose(slope(v), [-0.03204343, -0.02122950], atol=1e-7)
     differences = np.stack([(slope(v + h * u) - slope(v - h * u)) / (2 * h) for u in np.eye(2)])
@@ -374,15 +374,18 @@ def test_averages_without_sampling_are_those_of_nets(name):
     }[name]
     found, exact = moments_on_nets(model, v, 2**12)
     trace = lambda x: jnp.trace(x, axis1=-2, axis2=-1)
-    for sampled, known in ((found.risk, exact.risk), (trace(found.square), trace(exact.square))):
+    for sampled, known in (
+        (found.risk, exact.risk),
+        (trace(found.gradient_noise), trace(exact.gradient_noise)),
+    ):
         mean, error = np.mean(sampled), np.std(sampled, ddof=1) / 4
         assert abs(mean - known) < 5 * error
     if name == "attention":  # along the direction that turns v
         turn = np.array([0.4, -0.5])
-        slope = np.asarray(found.fixed)[:, 0] @ turn
-        assert abs(slope.mean() - exact.fixed[0] @ turn) < 5 * slope.std(ddof=1) / 4
+        slope = np.asarray(found.teacher_gradient)[:, 0] @ turn
+        assert abs(slope.mean() - exact.teacher_gradient[0] @ turn) < 5 * slope.std(ddof=1) / 4
         for omega, V in ((0.5, 0.02682), (0.8, 0.03283)):  # [theory: online-sgd, Table 4]
-            square = SGD.averages(SGD.semantic_positional(omega), [0.0, 0.0])[0].square
+            square = SGD.averages(SGD.semantic_positional(omega), [0.0, 0.0])[0].gradient_noise
             assert float(square[0, 0]) == pytest.approx(V, abs=1e-4)
 
 

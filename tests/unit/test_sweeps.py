@@ -19,7 +19,7 @@ import synthetic
 from helpers import linear_overlap
 from jaxsmi.core.driver import Result, index_names
 from jaxsmi.workbench import plotting, storage
-from jaxsmi.workbench.storage import discard, whole
+from jaxsmi.workbench.storage import atomic_write, discard
 
 pytest.importorskip("xarray")
 pytest.importorskip("h5py")
@@ -333,19 +333,19 @@ def test_names_of_indices():
 def test_a_file_is_complete_or_not_there(tmp_path):
     """Two threads that write one file do not write into each other's."""
     path = tmp_path / "table.txt"
-    with whole(path) as one, whole(path) as other:
+    with atomic_write(path) as one, atomic_write(path) as other:
         assert one != other
         one.write_text("one")
         other.write_text("other")
     assert path.read_text() == "one"  # the last to end
 
-    def dies(aside):
-        aside.write_text("half")
+    def dies(temporary):
+        temporary.write_text("half")
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), whole(path) as aside:
-        dies(aside)
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as temporary:
+        dies(temporary)
     assert path.read_text() == "one"
-    aside.write_text("of a process that had no time to remove it")
+    temporary.write_text("of a process that had no time to remove it")
     discard(tmp_path)
     assert list(tmp_path.iterdir()) == [path]

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxsmi.core.driver import Solution
 from jaxsmi.core.validate import check
-from jaxsmi.workbench.storage import provenance, whole
+from jaxsmi.workbench.storage import atomic_write, provenance
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -165,5 +165,5 @@ def savefig(
     record = provenance(solution, **attributes)
     metadata = {_METADATA[ending]: json.dumps(record), "Creator": f"jaxsmi {record['jaxsmi']}"}
     # whole or not at all: a killed run leaves the figure of the one before
-    with style(), whole(path) as aside:
-        figure.savefig(aside, metadata=metadata)
+    with style(), atomic_write(path) as temporary:
+        figure.savefig(temporary, metadata=metadata)
