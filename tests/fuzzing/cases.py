@@ -53,8 +53,8 @@ NAMES = {
         "A b covariance cross direction_overlap directions encoding gram inputs labels outcomes "
         "Qhat signal teacher teacher_overlap variance weights x y",
     "count":
-        "degree depth dimension every heads indices layers length max_nodes max_steps max_thresholds "
-        "nets patience points ranks repeats samples seeds steps tokens",
+        "degree depth dimension every heads indices layers length max_nodes max_steps "
+        "max_thresholds nets patience points ranks repeats samples seeds steps tokens",
     "object":
         "averages channel data fit gradient iteration learner mesh model monitor prior student "
         "test whitening",
