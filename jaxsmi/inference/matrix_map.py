@@ -54,7 +54,7 @@ from jaxsmi.numerics.anderson import AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.symmetric_spectrum import NODES, AbstractSpectrum, band_nodes
 
-_MAX_PRECISION = 1e10  # beyond it V is below what the spectra resolve
+_MAX_PRECISION = 1e12  # beyond it only V < 1e-12 is known; spectra resolve 1e14
 _MAX_RESPONSE = 1e8  # response that the iteration starts with, at most
 _MIN_PARAMETER = 1e-14  # an order parameter that counts as zero
 _MIN_NOISE = 1e-10  # δ at least, what the spectra resolve: a smaller e is rounding
