@@ -14,7 +14,7 @@ SLOW_EXAMPLES = {
     "jaxsmi.inference.spectral.spectral",
     "jaxsmi.learners.matrix_erm.MatrixErm",
     "jaxsmi.models.links.logistic",
-    "jaxsmi.sgd.flow.flow",
+    "jaxsmi.sgd.gradient_flow.flow",
     "jaxsmi.sgd.landscape.rates",
     "jaxsmi.sgd.simulation.simulate",
 }

@@ -145,12 +145,12 @@ COMMANDS: dict[str, Command] = {
     "first-order": Command("thresholds.transitions:first_order"),
     "recovery-threshold": Command("thresholds.transitions:recovery_threshold"),
     "train": Command("descent.training:train", runs=True),
-    "sgd flow": Command("sgd.flow:flow"),
+    "sgd flow": Command("sgd.gradient_flow:flow"),
     "sgd simulate": Command("sgd.simulation:simulate", runs=True),
-    "sgd recovery-time": Command("sgd.flow:recovery_time"),
+    "sgd recovery-time": Command("sgd.gradient_flow:recovery_time"),
     "sgd rates": Command("sgd.landscape:rates"),
     "sgd risk": Command("sgd.landscape:risk"),
-    "sgd exponents": Command("sgd.exponents:exponents"),
+    "sgd exponents": Command("sgd.leaps:exponents"),
 }
 
 _LINKS = {

@@ -7,10 +7,10 @@ equation. Inside, `pair` is the `TeacherStudent` of a call: both links, their sh
 
 from jaxsmi.models.sequence_single_index import semantic_positional
 from jaxsmi.models.teacher_student import Attention, HermiteSeries, LinearAttention, Network
-from jaxsmi.sgd.exponents import exponents
-from jaxsmi.sgd.flow import flow, recovery_time
+from jaxsmi.sgd.gradient_flow import flow, recovery_time
 from jaxsmi.sgd.hermite import coefficients
 from jaxsmi.sgd.landscape import averages, flatness, hessian, maximal_rate, rates, risk
+from jaxsmi.sgd.leaps import exponents
 from jaxsmi.sgd.problem import Initial, Rule
 from jaxsmi.sgd.simulation import simulate
 

@@ -10,8 +10,8 @@ import jaxsmi as smi
 from helpers import compilations, keys
 from jaxsmi.core.driver import Result
 from jaxsmi.numerics import linear_algebra
-from jaxsmi.sgd.exponents import sampled_expansion
 from jaxsmi.sgd.hermite import TokenGrid, activation_coefficients, correlation
+from jaxsmi.sgd.leaps import sampled_expansion
 from jaxsmi.sgd.problem import pair_of
 from jaxsmi.sgd.sample_averages import net_averages
 
