@@ -127,7 +127,10 @@ assert abs(float(half.overlap[1, 1]) - 0.772) < 4 * float(
 
 # %%
 stairs = smi.staircase(
-    model, key=key, steps=1 if small else 2, averages=smi.Averages(points=2**8 if small else 2**12)
+    model,
+    key=key,
+    max_thresholds=1 if small else 2,
+    averages=smi.Averages(points=2**8 if small else 2**12),
 )
 for step in stairs:
     layer = 1 + int(np.argmax(np.diagonal(step.subspace)))

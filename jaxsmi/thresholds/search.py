@@ -105,7 +105,7 @@ def search_threshold(
     allowed = "smi.Iteration(max_steps=.., ..)"
     iteration = validate.settings("iteration", iteration, Iteration, allowed)
     tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)
-    settings = {"key": key, "alpha_max": most, "averages": averages, "steps": step + 1}
+    settings = {"key": key, "alpha_max": most, "averages": averages, "max_thresholds": step + 1}
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def objective(
