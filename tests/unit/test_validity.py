@@ -130,7 +130,9 @@ def test_a_failed_scan_is_no_end_of_the_staircase(monkeypatch):
 
     def failing(*arguments):
         grown = growth(*arguments)
-        return eqx.tree_at(lambda g: g.each, grown, jnp.full_like(grown.each, jnp.nan))
+        return eqx.tree_at(
+            lambda g: g.rate_per_net, grown, jnp.full_like(grown.rate_per_net, jnp.nan)
+        )
 
     monkeypatch.setattr(branch, "growth", failing)
     jax.clear_caches()
