@@ -60,6 +60,27 @@ def test_functions_exist(path):
     assert not [name for name in sorted(names) if not exists(name)]
 
 
+def names_in(tree):
+    """Names that code defines: of functions, classes, arguments, variables and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.arg):
+            yield node.id if isinstance(node, ast.Name) else node.arg
+
+
+def test_what_computes_an_equation_exists():
+    """The names behind "Computed by", those of files and of a part of a longer name too."""
+    files = [*(ROOT / "jaxsmi").rglob("*.py"), *(ROOT / "notebooks").rglob("*.py")]
+    known = {path.stem for path in files}
+    for path in files:
+        known |= set(names_in(ast.parse(path.read_text(encoding="utf-8"))))
+    for page in sorted((ROOT / "docs" / "theory").glob("*.md")):
+        for paragraph in re.findall(r"^Computed by.*?(?=\n\n|\Z)", prose(page), re.M | re.S):
+            names = re.findall(r"`(\w[\w.]*?)(?:\.py)?(?:\(.*?\))?`", paragraph)
+            assert not [name for name in names if name.split(".")[-1] not in known], page.name
+
+
 @each_page
 def test_tests_exist_and_slow_ones_are_called_slow(path):
     for file, test, dagger in re.findall(TEST, prose(path)):
