@@ -30,6 +30,7 @@ def run(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_some_figures_at_small_size(run, name):
     run(FOLDER / f"{name}.py", quick=True)

@@ -148,6 +148,7 @@ def scalar_outlier(alpha, s):
     return V, m, q, 1 / at + alpha * mean(lambda y: H(y, at))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.6, 0.9, 1.5])
 def test_the_outlier_of_phase_retrieval(alpha):
     """V, m, Q and the edge against an independent quadrature; 2^14 midpoints leave 1e-3 of the

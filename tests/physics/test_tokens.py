@@ -40,6 +40,7 @@ def first(*arrays):
 # Data
 
 
+@pytest.mark.slow
 def test_inputs_lie_around_their_directions():
     """The means of the fields are R* Eᵀ; stored, regenerated and streamed inputs agree on it."""
     D = 400

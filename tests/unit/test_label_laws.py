@@ -65,7 +65,8 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(KNOWN, "relu"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
 def test_responses_are_those_of_adaptive_quadratures(name):
     """E Σ g gᵀ at an overlap, within five standard errors and 1e-6."""
     make, exact = KNOWN[name]

@@ -65,6 +65,7 @@ def test_both_passes_are_the_products(dtype, indices):
         np.testing.assert_allclose(found, true, atol=error, rtol=0)
 
 
+@pytest.mark.slow
 def test_transposes_of_each_other():
     """⟨forward S, g⟩ = ⟨S, adjoint g⟩, of rows and of matrices, with batches that do and do not
     divide the samples, to the rounding of N D terms; a rectangular field, and its precision."""

@@ -112,6 +112,7 @@ GREEN = {  # a law: rows of x, H, μ, and of symmetric laws the shrunk x
 }  # fmt: skip
 
 
+@SLOW
 @pytest.mark.parametrize("point", GREEN)
 def test_green_function_on_and_off_the_support(point):
     law = law_of(*point)
@@ -165,13 +166,10 @@ def test_identities_far_and_wide(family):
 DERIVATIVES = [((0.05, 0.1), -3.5410196), ((0.5, 1.0), -0.24190883), ((0.2, 10.0), -3.47742907e-3)]
 DERIVATIVES += [((1.0, 10.0), -7.01593993e-3), ((2.0, 0.5), -0.47345903)]
 DERIVATIVES += [((1.5, 0.2, 0.1), None), ((2.0, 0.5, 1.0), None), ((5.0, 1.0, 10.0), None)]
-QUICK = ((1.0, 10.0),)
 
 
-@pytest.mark.parametrize(
-    ("point", "slope"),
-    [pytest.param(*case, marks=() if case[0] in QUICK else SLOW) for case in DERIVATIVES],
-)
+@SLOW
+@pytest.mark.parametrize(("point", "slope"), DERIVATIVES)
 def test_derivatives_of_the_error(point, slope):
     """First and second, against differences of what was tested above; the gap is open in some."""
     error = error_of[len(point)]
