@@ -105,7 +105,9 @@ def search_threshold(
     allowed = "smi.Iteration(max_steps=.., ..)"
     iteration = validate.settings("iteration", iteration, Iteration, allowed)
     tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)
-    settings = {"key": key, "alpha_max": most, "averages": averages, "max_thresholds": step + 1}
+    stairs_of = functools.partial(
+        staircase, key=key, alpha_max=most, averages=averages, max_thresholds=step + 1
+    )
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def objective(
@@ -113,7 +115,7 @@ def search_threshold(
     ) -> tuple[Array, tuple[Array, list[Threshold]]]:
         model = validate.call_user_function("build", build, _BUILD, parameters)
         # the scan in α is most of the cost: the stairs of the last parameters replace it
-        stairs = staircase(model, guess=guess, progress=False, **settings)
+        stairs = stairs_of(model, guess=guess, progress=False)
         if len(stairs) <= step:
             # `minimise` goes half way back where a step lost the threshold
             lost = jnp.asarray(missing(), theory_dtype())

@@ -1,5 +1,7 @@
 """The staircase, first-order transitions, and the derivatives of fixed points and thresholds."""
 
+import inspect
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import jaxsmi as smi
 from helpers import differences, linear_overlap, result, z_scores
 from jaxsmi import Result
 from jaxsmi.channels import ClosedFormChannel
+from jaxsmi.core.driver import Threshold
 from jaxsmi.numerics import fixed_point
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
@@ -357,6 +360,26 @@ def test_phaseless_bilinear_regression_has_a_hard_phase():
 
 
 # Search -------------------------------------------------------------------------------------------
+
+
+def test_search_finds_the_parameter_of_a_known_threshold(monkeypatch):
+    """Of stairs at α = (1/2, 1 + noise) a target of 2 for the second is noise 1; the stairs are
+    asked for as `staircase` can be."""
+    asked = []
+
+    def stairs(*arguments, **keywords):
+        asked.append(inspect.signature(smi.staircase).bind(*arguments, **keywords).arguments)
+        zero, one, done = jnp.zeros(()), jnp.eye(1), jnp.asarray(Result.SUCCESS)
+        alphas = [jnp.asarray(0.5), 1.0 + arguments[0].channel.noise]
+        return [Threshold(a, zero, a[None], one, one, done) for a in alphas]
+
+    monkeypatch.setattr("jaxsmi.thresholds.search.staircase", stairs)
+    build = lambda p: smi.links.linear(noise=jnp.exp(p))
+    found = smi.search_threshold(build, jnp.log(0.2), key=KEY, step=1, target=2.0)
+    assert result(found) == Result.SUCCESS
+    np.testing.assert_allclose(found.threshold.alpha, 2.0, rtol=2e-3)
+    np.testing.assert_allclose(np.exp(found.parameters), 1.0, rtol=4e-3)
+    assert asked[-1]["max_thresholds"] == len(asked[-1]["guess"]) == 2  # those of the step before
 
 
 @SLOW
