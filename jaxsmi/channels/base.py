@@ -221,9 +221,9 @@ class AbstractLabels(eqx.Module):
         raise ValueError("noises: got some for a channel with a posterior; allowed: None.")
 
     @property
-    def constraints(self) -> int | None:
-        """Number of combinations of a sample's fields that a noiseless label fixes; None if
-        unknown."""
+    def constraints(self) -> int | Array | None:
+        """Number of combinations of a sample's fields that a noiseless label fixes, on average over
+        samples of variance one; None if unknown."""
         return None
 
     @property

@@ -16,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import log_ndtr, logsumexp
+from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array
 
 from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
@@ -49,6 +49,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         flat: The slopes that are zero.
         noise: Δ. None: no noise.
         label_shape: (M,) of M tokens; (): one token, and labels are numbers.
+        levels: Without noise and with flat pieces alone, the first piece of each label; else ().
     """
 
     slopes: Array
@@ -57,6 +58,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
     flat: tuple[bool, ...] = eqx.field(static=True)
     noise: Array | None = None
     label_shape: tuple[int, ...] = eqx.field(static=True, default=())
+    levels: tuple[int, ...] = eqx.field(static=True, default=())
     indices: int = eqx.field(static=True, default=1, kw_only=True)
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
 
@@ -66,21 +68,29 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         return 0 if self.noise is None else self.tokens
 
     @property
-    def constraints(self) -> int | None:
-        """M, all fields, if every piece is steep; else None."""
-        return None if any(self.flat) or self.noise is not None else self.tokens
+    def outcomes(self) -> Array | None:
+        """The labels of flat pieces alone, as far as they are known when the model is made."""
+        return self.offsets[np.array(self.levels)] if self.levels else None
+
+    @property
+    def constraints(self) -> Array | None:
+        """The probability that the field lies on a steep piece, where a label fixes it, times M;
+        None with noise, or with flat pieces alone."""
+        if self.noise is not None or all(self.flat):
+            return None
+        mass = jnp.diff(jnp.concatenate([jnp.zeros(1), ndtr(self.knots), jnp.ones(1)]))
+        return self.tokens * jnp.sum(jnp.where(np.array(self.flat), 0.0, mass))
 
     @property
     def noiseless(self) -> Array:
-        """True if a label fixes the field for certain."""
-        certain = jnp.asarray(True) if self.noise is None else self.noise == 0.0
-        return certain & (not any(self.flat))
+        """True if there is no noise: V may fall to zero."""
+        return jnp.asarray(True) if self.noise is None else self.noise == 0.0
 
     @property
     def pathwise(self) -> bool | Array:
-        """True if the pieces meet; flat pieces alone jump."""
+        """True if the pieces meet; flat pieces alone jump, and are summed over where known."""
         if all(self.flat):
-            return False
+            return bool(self.levels)
         return True if len(self.flat) == 1 else continuous(self.link, 1, self.tokens)
 
     def link(self, fields: Array) -> Array:

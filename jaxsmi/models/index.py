@@ -96,17 +96,22 @@ class IndexModel(AbstractModel, AbstractTeacher):
 
     @property
     def recovery_alpha(self) -> Array:
-        """P/k, for noiseless labels that fix k combinations of the fields, under a prior with a
-        density."""
+        """d/k, for noiseless labels that fix k combinations of the fields, under a prior whose
+        columns have d continuous numbers on average: P, of a sparse prior P times its density."""
         fixed = self.channel.constraints
         allowed = (
             "a noiseless model whose label fixes some combinations of its fields (attention, the "
             "last layer one head, tied of rank one or two, or untied of rank one)"
         )
         check(fixed is not None, "model", title(self), allowed)
-        check(self.prior.traits.continuous, "model", self.prior, "a continuous (Gaussian) prior")
+        traits = self.prior.traits
+        check(not traits.discrete, "model", self.prior, "a prior with a continuous part")
+        free = jnp.asarray(self.indices, theory_dtype())
+        if not traits.continuous:
+            column = self.prior.column(self.indices)
+            free = jnp.sum(jnp.exp(column.log_weight) * jnp.linalg.matrix_rank(column.factor))
         # NaN never: `check` has raised, which a type checker cannot know
-        return jnp.asarray(self.indices / (fixed or jnp.nan), theory_dtype())
+        return free / (jnp.nan if fixed is None else fixed)
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """Add two refusals: averages of runs, and directions under a prior whose columns differ,

@@ -408,7 +408,11 @@ def piecewise_linear(
     check(steep, "slopes", slopes, "no zero that is traced, where there is no noise")
     variance = validate.number("noise", noise, VARIANCE)
     a, k = nan_unless(a, varies, steep), nan_unless(k, increasing)
-    channel = PiecewiseLinearChannel(a, b, k, flat, None if noiseless else variance)
+    # an average over few labels is a sum: drawn ones would jump as the overlap moves
+    few = noiseless and all(flat) and concrete(b)
+    levels = tuple(np.unique(np.asarray(b), return_index=True)[1].tolist()) if few else ()
+    variance = None if noiseless else variance
+    channel = PiecewiseLinearChannel(a, b, k, flat, variance, levels=levels)
     return _model(channel, prior, validate.instance("name", name, str, "a word"))
 
 

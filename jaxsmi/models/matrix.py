@@ -140,9 +140,10 @@ class MatrixModel(AbstractModel):
         if readout.outcomes is not None or readout.noise_size or readout.pathwise is False:
             return jnp.full_like(degrees, jnp.inf)
         allowed = "an output whose label fixes its fields, or never does"
-        check(readout.constraints is not None, "model", title(self), allowed)
+        fixed = readout.constraints
+        check(fixed is not None, "model", title(self), allowed)
         # a field of a symmetric matrix has variance 2V
-        return 2.0 * self.prior.weight * degrees / float(readout.constraints or jnp.nan)
+        return 2.0 * self.prior.weight * degrees / (jnp.nan if fixed is None else fixed)
 
     @property
     def small_width_threshold(self) -> Array:

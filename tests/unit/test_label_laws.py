@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import norm
 
@@ -129,6 +130,26 @@ def test_weak_recovery_of_the_door_is_its_closed_form():
     found = smi.weak_recovery(smi.links.door(), key=KEY, averages=smi.Averages(points=2**11))
     exact = 1.0 / (4.0 * (2.0 * DOOR * norm.pdf(DOOR)) ** 2)
     assert float(found.alpha) == pytest.approx(exact, abs=1e-9)
+
+
+@pytest.mark.parametrize("start", [None, 0.999])
+def test_the_door_ends_where_its_quadrature_does(start):
+    """Drawn labels would jump back and forth at the end: labels are summed over."""
+    found = smi.state_evolution(smi.links.door(), 2.0, key=KEY, start=start)
+    exact = brentq(lambda q: 2.0 * (1 - q) * door_response(q) - q, 0.5, 0.9, xtol=1e-9)
+    assert bool(found.converged)
+    assert abs(float(found.overlap[0, 0]) - exact) < 3.0 * float(found.stderr[0, 0]) < 1e-4
+
+
+def test_relu_recovers_once_half_of_its_labels_are_as_many_as_the_unknowns():
+    """y = 0 fixes nothing, and happens half of the time; ρD entries of a sparse row are unknown."""
+    relu, sparse = smi.links.relu(), smi.links.relu(prior=smi.priors.BernoulliGauss(0.6))
+    assert [float(smi.recovery_threshold(m).alpha) for m in (relu, sparse)] == pytest.approx(
+        [2, 1.2]
+    )
+    end = lambda alpha: smi.state_evolution(relu, alpha, key=KEY, averages=smi.Averages(2**11))
+    assert int(end(2.3).result) == smi.Result.RECOVERED
+    assert int(end(1.8).result) == smi.Result.SUCCESS
 
 
 def test_labels_of_a_law_have_its_probabilities():
