@@ -266,11 +266,13 @@ def project(W: Array, inputs: Inputs) -> Array:
     wider precision of W and of products with the inputs."""
     P, D = W.shape
     narrow = W.T.astype(product_dtype(inputs))
-    wide = jnp.promote_types(W.dtype, narrow.dtype)
+    # not promote_types, which strict promotion forbids
+    wide = max(W.dtype, narrow.dtype, key=lambda dtype: jnp.finfo(dtype).bits)
 
     def fields(x: Array) -> Array:
         rows = jnp.matmul(x.reshape(-1, D), narrow, precision="highest")
-        return jnp.swapaxes(rows.reshape(len(x), -1, P), 1, 2).astype(wide)
+        tokens = math.prod(x.shape[1:]) // D  # of no samples -1 would not say it
+        return jnp.swapaxes(rows.reshape(len(x), tokens, P), 1, 2).astype(wide)
 
     every = lambda inputs, size: mapped(fields, inputs, size)
     # only what has to be widened gains by blocks

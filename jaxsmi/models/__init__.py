@@ -4,7 +4,7 @@ from jaxsmi.core.driver import Estimate
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models import links
 from jaxsmi.models.attention_indexed import AttentionIndexed
-from jaxsmi.models.base import AbstractModel, AbstractSymmetry
+from jaxsmi.models.base import AbstractModel, AbstractSymmetry, Prediction
 from jaxsmi.models.bilinear import Bilinear
 from jaxsmi.models.deep_attention import DeepAttention
 from jaxsmi.models.index import IndexModel, MultiIndex, align
@@ -22,6 +22,7 @@ __all__ = [
     "IndexModel",
     "MatrixModel",
     "MultiIndex",
+    "Prediction",
     "SequenceSingleIndex",
     "Tokens",
     "align",

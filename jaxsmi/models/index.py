@@ -49,12 +49,13 @@ from jaxsmi.models.base import (
     AbstractStudent,
     AbstractSymmetry,
     Block,
+    Prediction,
     label_shape,
     symmetries_of,
     symmetry_of,
     title,
 )
-from jaxsmi.models.prediction import error_of_rows, prediction_error
+from jaxsmi.models.prediction import error_of_rows, posterior_labels, prediction_error
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
 from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.numerics.refining import Budget
@@ -236,6 +237,10 @@ class IndexMetric(AbstractMetric):
         size = power_of_two(points // 8)
         key = validate.key("key", key)
         return prediction_error(self.model, Q, key=key, bayes=bayes, points=size)
+
+    def posterior_labels(self, omega: Array, V: Array) -> Prediction:
+        """Average over z ~ N(ω, V), for each token."""
+        return posterior_labels(self.model, omega, V)
 
     def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
         """Compute the plug-in prediction error."""

@@ -41,10 +41,12 @@ from jaxsmi.models.base import (
     AbstractModel,
     AbstractStudent,
     AbstractSymmetry,
+    Prediction,
     model_argument,
     title,
 )
-from jaxsmi.models.prediction import derivative_of_labels, sampled_error
+from jaxsmi.models.prediction import derivative_of_labels, posterior_labels, sampled_error
+from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.roots import differentiable_root
 from jaxsmi.priors.factors import WishartLaw
 from jaxsmi.priors.spectral import SpectralPrior
@@ -216,22 +218,35 @@ class MatrixMetric(AbstractMetric):
     ) -> Estimate:
         """Compute E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise: ŷ = E[y|ω] (`bayes`) or y(ω);
         by sampling if it has no closed form."""
-        model = self.model
+        model, scale = self.model, self._scale
         exact = model.exact_error(Q[0, 0], bayes=bayes)
         if exact is not None:
             return exact
         key = validate.key("key", key)
-        # fields of `sampled_error` are GOE(1) of variance 2; of a rectangular matrix variance 1
-        scale = 0.25 / model.prior.weight
         q = scale * Q
         V = scale * model.prior.second_moment(model.indices) - q
         error = sampled_error(model.link, model.tokens, q, V, bayes=bayes, key=key, points=points)
         return derivative_of_labels(error, (model, Q), model.readout)
 
+    @property
+    def _scale(self) -> float:
+        # scores are GOE(T), for one token of variance 2; of a rectangular matrix variance 1
+        return 0.25 / self.model.prior.weight
+
+    def posterior_labels(self, omega: Array, V: Array) -> Prediction:
+        """Average over scores ω + √V GOE(T)."""
+        return posterior_labels(self.model, omega, self._scale * V, _symmetric_fields)
+
     def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
         """Return V, the mean over matrices."""
         del key, points
         return jnp.mean(jnp.diagonal(V))
+
+
+def _symmetric_fields(normal: Array) -> Array:
+    """Return scores GOE(T) (n, L, T²) of iid N(0, 1) ones."""
+    T = math.isqrt(normal.shape[-1])
+    return goe(normal.reshape(*normal.shape[:-1], T, T)).reshape(normal.shape)
 
 
 class AbstractFactors(AbstractStudent):

@@ -7,6 +7,7 @@ Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
     of an estimate:    z = Mᵀ Q^{-1} ω + (ρ - Mᵀ Q^{-1} M)^{1/2} η
     (around the means B Eᵀ and R* Eᵀ, if inputs have fixed directions)
     plug-in:  E ‖link(z) - link(ω)‖²;     Bayes:  ½ E ‖link(z) - link(z')‖²
+    of one input:  E[link(z)|ω],  √Var[link(z)|ω],   z = ω + V^{1/2} η,  V of the run
 
 of matrix scores [theory: attention-indexed, Eqs. (34) to (39)], ω ~ √q GOE(T),
 h = ω + √V GOE(T), Q_0 = q + V, of E[y|ω] and of y(ω):
@@ -22,12 +23,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -38,7 +40,7 @@ from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.driver import Estimate, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions
-from jaxsmi.models.base import AbstractModel, check_data, model_argument, title
+from jaxsmi.models.base import AbstractModel, Prediction, check_data, model_argument, title
 from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.linear_algebra import goe, inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import legendre, power_of_two, randomised_gaussians
@@ -46,6 +48,10 @@ from jaxsmi.numerics.quadrature import legendre, power_of_two, randomised_gaussi
 # Gauss-Legendre nodes over ten standard deviations to either side: an error of 1e-8
 # [theory: attention-indexed, section 5]
 _NODES = 600
+# posterior samples of a prediction, a power of two: measured against 2^16, means are off by less
+# than 2 % of their spread, of labels that jump in six fields, too
+_POINTS = 1024
+_BLOCK_SIZE = 2**20  # fields of a block of posterior samples: 8 MiB
 
 
 class TeacherOverlaps(NamedTuple):
@@ -128,14 +134,53 @@ def prediction_error(
     return derivative_of_labels(estimate, (model, *overlaps), model.channel)
 
 
-def derivative_of_labels(
-    estimate: Estimate, parameters: PyTree, channel: AbstractChannel
-) -> Estimate:
-    """Return the estimate, with an error in place of its derivative in the parameters if sampled
+@eqx.filter_jit
+def posterior_labels(
+    model: AbstractModel,
+    omega: Array,
+    V: Array,
+    scatter: Callable[[Array], Array] = lambda normal: normal,
+) -> Prediction:
+    """Average noiseless labels over the posterior of the fields of each input.
+
+    Args:
+        model: Its link makes the labels.
+        omega: ω (N, P, M).
+        V: Covariance (P, P) of fields, the same for all inputs.
+        scatter: Fields of covariance I, of iid N(0, 1) (n, P, M). Default: themselves.
+
+    Returns:
+        A `Prediction`.
+    """
+    N, P, M = omega.shape
+    # a fixed key: the same input has the same prediction in any batch
+    half = randomised_gaussians(jax.random.key(0), _POINTS // 2, 1, P * M)[0]
+    # opposite points, then covariance I: the two moments of a linear link are exact
+    normal = jnp.concatenate([half, -half])
+    normal = normal @ inverse_root(normal.T @ normal / _POINTS)
+    noise = jnp.einsum("pq,sqm->spm", sqrt_psd(V), scatter(normal.reshape(-1, P, M)))
+
+    def one(omega: Array) -> Prediction:
+        labels = jax.vmap(model.link)(omega + noise)
+        variance = jnp.var(labels, axis=0)
+        # the root of zero has no derivative, and labels of one sign have no variance
+        std = jnp.sqrt(jnp.where(variance > 0.0, variance, 1.0))
+        return Prediction(jnp.mean(labels, axis=0), jnp.where(variance > 0.0, std, 0.0))
+
+    batch = max(min(N, _BLOCK_SIZE // noise.size), 1)
+    prediction = lax.map(one, omega.astype(noise.dtype), batch_size=batch)
+    return derivative_of_labels(prediction, (model, omega, V), model.channel)
+
+
+Answer = TypeVar("Answer", bound=tuple[Array, Array])
+
+
+def derivative_of_labels(answer: Answer, parameters: PyTree, channel: AbstractChannel) -> Answer:
+    """Return the answer, with an error in place of its derivative in the parameters if sampled
     labels jump."""
     # finitely many labels jump, even if averages over them have derivatives
     moves = (channel.outcomes is None) & channel.pathwise
-    return not_differentiable(estimate, parameters, unless=moves)
+    return not_differentiable(answer, parameters, unless=moves)
 
 
 def mean_squared_gap(labels: Array, other: Array, bayes: bool) -> Estimate:

@@ -78,11 +78,11 @@ def wide_interfaces(root):
     for parts, tree in modules(root):
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name.startswith("Abstract"):
-                members = [
+                members = {  # overloads of a method are one member
                     getattr(x, "name", None) or ast.unparse(x.target)
                     for x in node.body
                     if isinstance(x, (ast.FunctionDef, ast.AnnAssign))
-                ]
+                }
                 if sum(not name.startswith("_") for name in members) > 12:
                     found.append(f"{'/'.join(parts)} {node.name}")
     return found
