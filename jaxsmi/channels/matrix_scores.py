@@ -92,21 +92,32 @@ class AbstractScores(AbstractChannel):
         del q
         return -self.weight * self.measurements * jnp.log(V + self.spread)
 
+    def _log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """Return log Z_out (N,) of labels that fix M numbers, up to the constant of Ψ: its mean is
+        Ψ, as E ‖Γ‖² = M/(V + spread)."""
+        square = jnp.sum(self.gamma(statistic, omega, V) ** 2, axis=(-2, -1))
+        v = V + self.spread
+        return self.weight * (self.measurements * (1.0 - jnp.log(v)) - v * square)
+
     @property
     def tolerance(self) -> Array:
         """Infinity: closed forms are exact."""
         return jnp.asarray(jnp.inf)
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """Return g = Γ in the layout of the engine: ω (N, 1, T²), V (1, 1)."""
+        """Return log Z_out, g = Γ and ∂g in the layout of the engine: ω (N, 1, T²), V (1, 1)."""
         del key
-        N, T = len(omega), self.tokens
-        g = self.gamma(statistic, omega.reshape(N, T, T), V[0, 0]).reshape(N, 1, T * T)
-        # the engine has one interface for all channels: entries that matrices lack are marked
-        # message passing needs neither log Z_out nor ∂g of scores
-        nan = jnp.full((N,), jnp.nan, g.dtype)
-        zero = jnp.zeros((N,), g.dtype)
-        return Posterior(nan, g, nan, nan, zero, zero)
+        N, T, v = len(omega), self.tokens, V[0, 0]
+
+        def gamma(statistic: Array, omega: Array) -> Array:
+            return self.gamma(statistic, omega.reshape(T, T), v).reshape(1, T * T)
+
+        # ∂g is not computed where it is not used, as in the steps of message passing
+        dg = jax.vmap(jax.jacfwd(gamma, argnums=1))(statistic, omega)
+        log_partition = self._log_partition(statistic, omega.reshape(N, T, T), v)
+        zero = jnp.zeros((N,), omega.dtype)
+        exact = jnp.full((N,), jnp.inf, omega.dtype)
+        return Posterior(log_partition, jax.vmap(gamma)(statistic, omega), dg, exact, zero, zero)
 
     def response(
         self,
@@ -297,15 +308,24 @@ class HardmaxScores(AbstractScores):
         u = _unknown(q, V)
         return clenshaw(_hardmax_table(), 2.0 * u - 1.0) / (u * (q + V))
 
+    def _log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """log P_y (N,)."""
+        return self._pair(statistic, omega, V)[0]
+
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ (.., 2, 2), from the `statistic` and ω (.., 2, 2)."""
-        one, two = statistic[..., 0], statistic[..., 1]
         sigma = jnp.sqrt(3.0 * V)
-        x, y = (s * (omega[..., i, i] - omega[..., 0, 1]) / sigma for i, s in enumerate((one, two)))
-        _, g, h = _gaussian_pair(x, y, one * two / 3.0)
-        g, h = one * g / sigma, two * h / sigma
+        _, *slopes = self._pair(statistic, omega, V)
+        g, h = (statistic[..., i] * slope / sigma for i, slope in enumerate(slopes))
         first = jnp.stack([2.0 * g, -(g + h)], -1)
         return jnp.stack([first, jnp.stack([-(g + h), 2.0 * h], -1)], -2)
+
+    def _pair(self, statistic: Array, omega: Array, V: Array) -> tuple[Array, Array, Array]:
+        """log P_y, and its slopes in the two signs' fields over their standard deviation."""
+        one, two = statistic[..., 0], statistic[..., 1]
+        fields = jnp.diagonal(omega, axis1=-2, axis2=-1) - omega[..., :1, 1]
+        x, y = jnp.moveaxis(statistic * fields / jnp.sqrt(3.0 * V), -1, 0)
+        return _gaussian_pair(x, y, one * two / 3.0)
 
 
 def _unknown(q: Array, V: Array) -> Array:

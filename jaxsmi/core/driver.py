@@ -87,8 +87,16 @@ class Result(enum.IntEnum):
     )
     UNSTABLE = (
         11,
-        "The replica-symmetric fixed point is unstable, or the proximal point jumps for a "
-        "noticeable share of samples: take a larger ridge, or more samples.",
+        "The fixed point is unstable. A run on data stands at a saddle: call it outside jit, where "
+        "it leaves the saddle, or take another start. A learner breaks replica symmetry, or its "
+        "proximal point jumps for a noticeable share of samples: take a larger ridge, or more "
+        "samples.",
+    )
+    AMBIGUOUS = (
+        12,
+        "Ends from different starts disagree, and their free entropies do not tell them apart: "
+        "take more starts (start=('spectral', 1e-3, 1e-3)), more samples, or compare the ends on "
+        "held-out labels.",
     )
     NOTHING_LEARNED = (
         9,
@@ -204,6 +212,24 @@ class Estimate(NamedTuple):
         return f"Estimate({format_estimate(self.value, self.stderr)})"
 
 
+class Ends(eqx.Module):
+    """The ends of K runs on one data set, from different starts.
+
+    Attributes:
+        result: Their codes (K,).
+        free_entropy: Their Bethe free entropies (K,).
+        stability: Their stabilities (K,).
+        agreement: Smallest squared cosine of the rows of each two estimates, (K, K).
+        weights: The estimates, (K, P, D).
+    """
+
+    result: Array
+    free_entropy: Array
+    stability: Array
+    agreement: Array
+    weights: Array
+
+
 class Solution(eqx.Module):
     """What a solver returns: the overlap it ended at, how sure it is, and how it got there.
 
@@ -222,6 +248,11 @@ class Solution(eqx.Module):
         history: Arrays with a leading axis of recorded steps (NaN after the last one).
         covariance: V (P, P), the covariance of the fields given the estimate.
         spectral_radius: Of the map at the fixed point; NaN where it was not computed.
+        stability: Of a run, and of a learner in theory: the spectral radius of a small change of
+            the estimate from step to step; below one where the fixed point is stable.
+        free_entropy: Of a run, in nats per entry of a row: its Bethe free entropy, the largest of
+            which is the right end.
+        ends: Of several starts: all `Ends`, of which this is the best.
         weights: The estimate (P, D); None in theory.
         state: What is needed to continue a run.
         model: The problem, so that a file or a figure can say how it was made.
@@ -239,6 +270,9 @@ class Solution(eqx.Module):
     history: Mapping[str, PyTree]
     covariance: Array
     spectral_radius: Array
+    stability: Array | None = None
+    free_entropy: Array | None = None
+    ends: Ends | None = None
     weights: Array | None = None
     state: PyTree = None
     model: Any = None  # an AbstractModel: models are above this package
@@ -346,7 +380,6 @@ class LearnerSolution(Solution):
         test_loss: Loss of a new sample, with its label noise.
         energy: R(W)/D = α train_loss + (λ/2) tr Q.
         potential: Φ, the energy at a fixed point.
-        stability: Spectral radius of the replicon map; below one where the theory is exact.
         jump_fraction: Fraction of samples whose proximal point has another minimum.
         gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
         stderrs: Standard errors, by the names above; that of the overlap is `stderr`.
@@ -358,7 +391,6 @@ class LearnerSolution(Solution):
     test_loss: Array | None = None
     energy: Array | None = None
     potential: Array | None = None
-    stability: Array | None = None
     jump_fraction: Array | None = None
     gradient_norm: Array | None = None
     stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)

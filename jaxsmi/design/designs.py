@@ -42,7 +42,7 @@ from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
 from jaxsmi.core.data import Regenerated
 from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions, Tokens
-from jaxsmi.numerics.linear_algebra import goe, positive_part, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, goe, positive_part, symmetric
 from jaxsmi.numerics.quadrature import covariance_and_variance, quotient
 from jaxsmi.priors.iid import AbstractIidPrior
 from jaxsmi.priors.spectral import SpectralPrior
@@ -431,12 +431,17 @@ class AbstractOperator(eqx.Module):
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
         """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by name."""
         # for matrices g gᵀ is a mean over many samples, and no other estimate is needed
-        return {"outer": lambda g, _: self.outer_precision(g)}
+        return {"outer": lambda g, _: self._outer_precision(g)}
 
-    def outer_precision(self, g: Array) -> Array:
+    def _outer_precision(self, g: Array) -> Array:
         """Estimate A (P, P) as (1/n) Σ_μ Σ_m g gᵀ, g (N, P, M): positive semi-definite."""
         # positive semi-definite by construction, as the mean of -∂g is only in expectation
         return self.sum_devices(jnp.einsum("npm,nqm->pq", g, g)) / self.entries
+
+    def squared(self, dg: Array, dg_too: Array) -> Array:
+        """Compute X ↦ (1/n) Σ_μ Σ_{m,k} ∂g_{mk} X ∂g_{mk}ᵀ (P, P, P, P) from two independent
+        estimates of ∂g (N, P, M, P, M): the covariance of fields of covariance X, passed back."""
+        return self.alpha * self.mean(dg.shape[0] * conjugation(dg, dg_too)[None])
 
     @property
     def samples(self) -> int:
@@ -781,10 +786,17 @@ class SymmetricOperator(AbstractOperator):
         """d²."""
         return self.inputs.shape[2] ** 2
 
-    def outer_precision(self, g: Array) -> Array:
+    def _outer_precision(self, g: Array) -> Array:
         """Estimate A (L, L) as the diagonal of (1/n) Σ_μ Σ_m g gᵀ: matrices are denoised one by
         one."""
-        return jnp.diag(jnp.diagonal(super().outer_precision(g)))
+        return jnp.diag(jnp.diagonal(super()._outer_precision(g)))
+
+    def squared(self, dg: Array, dg_too: Array) -> Array:
+        """See `AbstractOperator.squared`: fields are symmetric, of variance two on the diagonal."""
+        T = self.inputs.shape[1]
+        halves = dg.reshape(*dg.shape[:-1], T, T)
+        both = (halves + jnp.swapaxes(halves, -1, -2)).reshape(dg.shape)
+        return super().squared(both, dg_too)
 
     def forward(self, W: Array) -> Array:
         """Compute fields (N, L, T²) of the signals (L, d, d)."""

@@ -45,12 +45,12 @@ from jaxsmi.core.validate import call_user_function
 from jaxsmi.design.designs import EVERYWHERE, SPREAD, AbstractOperator, on_devices
 from jaxsmi.learners.base import AbstractResponder, BayesResponder
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.numerics.fixed_point import perron
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import quotient
 
 # Calibration and widening
 _SIGNIFICANT = 3.0  # standard errors; usual: one of 370 steps is calibrated by chance
-_MIN_CALIBRATED = 1e-4  # share of A that stays; T of a heavy-tailed sum may be negative
 _MAX_WIDENING = 1e6  # of one step; where V is rounding, the ratio of distances is infinite
 _MAX_SHARE = 0.999  # of S that V may reach; derived: Q = S - V stays positive
 # Damping, empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is free
@@ -75,8 +75,11 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> tuple
     standard error √(2/D)(1 + a s). Where the two differ by δ > 3 of these, b is rescaled to a
     sufficient statistic of the assumed form:
 
-        a → a' = a + (1 - 9/δ²)(T/s - a) along u (at least a/10⁴: T may be negative)
+        a → a' = a + (1 - 9/δ²)(T/s - a) along u
         b → (a'/n)^{1/2} b
+
+    T may be negative, but does not exclude a s below its own error at zero, 3 √(2/D): a' is at
+    least that or a, or a direction in which something tiny grows would be switched off.
 
     Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a is the better
     noise: n → (n + a·as)/(1 + as).
@@ -106,7 +109,8 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> tuple
     # continuous in δ: what is within the error stays as it is
     shrunk = 1.0 - (_SIGNIFICANT / deviation) ** 2
     significant = jnp.where(jnp.abs(deviation) > _SIGNIFICANT, shrunk, 0.0)
-    new = jnp.maximum(a + significant * (T / s - a), _MIN_CALIBRATED * a)
+    least = jnp.minimum(a, _SIGNIFICANT * jnp.sqrt(2.0 / D) / s)
+    new = jnp.maximum(a + significant * (T / s - a), least)
     scale = jnp.where(significant > 0.0, jnp.sqrt(new / n), 1.0)
     new = jnp.where(positive, new, 0.0)
     rescaling = (vectors * jnp.where(positive, scale, 1.0)) @ vectors.T
@@ -409,6 +413,26 @@ class FieldUpdate(NamedTuple):
     backprojection: Array
 
 
+class Messages(NamedTuple):
+    """The messages of one step to the prior: the `fields`, A and b as the prior receives them,
+    `precision` A as it was estimated, and what `rescaling` b and the Onsager term got."""
+
+    fields: FieldUpdate
+    A: Array
+    b: Array
+    precision: Array
+    rescaling: Array
+
+
+class Bethe(NamedTuple):
+    """What the messages at the end of a run say of it (`GampIteration.bethe`): its Bethe
+    `free_entropy`, the `stability`, and the `direction` (P, P) of fastest growth, of trace one."""
+
+    free_entropy: Array
+    stability: Array
+    direction: Array
+
+
 class GampIteration(AbstractSolver[GampLoopState]):
     """Message passing on one data set (module docstring).
 
@@ -548,33 +572,31 @@ class GampIteration(AbstractSolver[GampLoopState]):
         the labels."""
         everywhere = jax.tree.map(lambda _: EVERYWHERE, state)
         spread = eqx.tree_at(lambda s: (s.onsager, s.g, s.omega), everywhere, (SPREAD,) * 3)
-        numbers = None
-        if self.compares:
-            # of all samples at once: the same for any number of devices; 1: a stream of its own
-            key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), 1)
-            numbers = draws(self.observations.model.channel, self.observations.data.samples, key)
         return on_devices(
             GampIteration._device_step,
             self.observations.mesh,
-            (self, state, damping, numbers),
+            (self, state, damping, self._draws(state)),
             _of_samples,
             (spread, (EVERYWHERE, EVERYWHERE)),
         )
+
+    def _draws(self, state: GampState) -> Draws | None:
+        """The random numbers of a step, of all samples at once: the same for any number of
+        devices."""
+        if not self.compares:
+            return None
+        # 1: a stream of its own
+        key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), 1)
+        return draws(self.observations.model.channel, self.observations.data.samples, key)
 
     def _device_step(
         self, state: GampState, damping: Array, numbers: Draws | None
     ) -> tuple[GampState, tuple[Array, Array]]:
         """`_step`, as one device sees it."""
         operator = self.observations.operator
-        seen = self._update_fields(operator, state, numbers)
-        g, S = seen.posterior.g, self.observations.second_moment
-        A = self._precision(operator, seen.posterior, seen.V)
-        b = seen.backprojection + contract(A, state.weights)
-        rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
-        if self.calibrate:
-            A, rescaling = calibration(b, A, operator.outer_precision(g), S)
-        b = contract(rescaling, b) + self.side.b
-        weights, covariance = self.learner.posterior(b, A + self.side.precision)
+        seen, A, b, precision, rescaling = self._messages(operator, state, numbers)
+        g = seen.posterior.g
+        weights, covariance = self.learner.posterior(b, A)
         onsager = jnp.einsum("pq,nqm->npm", covariance @ rescaling, g)
         # `Damping.relative` undoes the factor 1 - d in the change of Ŵ: a change here is one there
         weights, covariance, onsager = jax.tree.map(
@@ -589,10 +611,71 @@ class GampIteration(AbstractSolver[GampLoopState]):
             onsager=onsager,
             g=g,
             omega=seen.omega,
-            precision=A,
+            precision=precision,
             step=state.step + 1,
         )
         return next_state, (operator.mean(missed.astype(weights.dtype)), seen.excess)
+
+    def _messages(
+        self, operator: AbstractOperator, state: GampState, numbers: Draws | None
+    ) -> Messages:
+        """Compute the messages of an estimate to the prior."""
+        seen = self._update_fields(operator, state, numbers)
+        A = self._precision(operator, seen.posterior, seen.V)
+        b = seen.backprojection + contract(A, state.weights)
+        rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
+        if self.calibrate:
+            noise = operator.precisions["outer"](seen.posterior.g, seen.posterior.dg)
+            A, rescaling = calibration(b, A, noise, self.observations.second_moment)
+        b = contract(rescaling, b) + self.side.b
+        return Messages(seen, A + self.side.precision, b, A, rescaling)
+
+    def bethe(self, state: GampState) -> Bethe:
+        r"""Bethe free entropy and stability of a fixed point, per entry of a row of the signal.
+
+            Φ = (1/n) [log Z_w(b, A) - 2w b·Ŵ + w tr A (Ŵ Ŵᵀ + n C)]
+                + (1/n) Σ_μ [log Z_out(y_μ; ω_μ, V) + w Σ_m g_mᵀ V g_m],     w = ½ (symmetric: ¼)
+
+        It is stationary in Ŵ, C and ω, so that errors of these enter to second order, and its
+        derivative in a number of the model is that of log Z_w and log Z_out at fixed messages. A
+        change of Ŵ of covariance X becomes, one step later, one of covariance
+
+            X ↦ (1/n) Σ_i C_i [(1/n) Σ_μ Σ_{m,k} ∂g_{mk} X ∂g_{mk}ᵀ] C_i
+
+        whose spectral radius is the stability: below one at a stable fixed point.
+
+        Source: [Rangan11], [theory: multi-index, Eqs. (41a), (41b)].
+        """
+        arguments = (self, state, None, self._draws(state))
+        mesh = self.observations.mesh
+        everywhere = (EVERYWHERE,) * 3
+        return Bethe(
+            *on_devices(GampIteration._device_bethe, mesh, arguments, _of_samples, everywhere)
+        )
+
+    def _device_bethe(
+        self, state: GampState, _: None, numbers: Draws | None
+    ) -> tuple[Array, Array, Array]:
+        """`bethe`, as one device sees it."""
+        operator = self.observations.operator
+        messages = self._messages(operator, state, numbers)
+        seen, A, b = messages.fields, messages.A, messages.b
+        post, w, n = seen.posterior, self.observations.model.prior.weight, operator.entries
+        (g, dg), (g_too, dg_too) = post.factors
+        A, b = (x.astype(theory_dtype()) for x in (A, b))
+        W, C = self.learner.posterior(b, A)
+        log_prior, squared = self.learner.bethe_terms(b, A)
+        # side information has its own labels
+        b, A = b - self.side.b, A - self.side.precision
+        flat = W.reshape(len(W), -1)
+        second = flat @ flat.T / n + C
+        of_signal = log_prior - 2.0 * w * jnp.sum(b * W) / n + w * jnp.sum(A * second)
+        onsager = jnp.einsum("npm,pq,nqm->n", g, seen.V, g_too)
+        of_labels = operator.alpha * operator.mean(post.log_partition + w * onsager)
+        # without the calibration of b, which is of its fluctuations
+        replicon = jnp.einsum("abcd,cdef->abef", squared, operator.squared(dg, dg_too))
+        stability, direction = perron(replicon)
+        return of_signal + of_labels, stability, direction
 
     def _update_fields(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None
@@ -650,7 +733,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
 
 def _of_samples(
-    arguments: tuple[GampIteration, GampState, Array, Draws | None],
+    arguments: tuple[GampIteration, GampState, Array | None, Draws | None],
 ) -> list[Array]:
     """The arrays that have a leading axis of samples."""
     problem, state, _, numbers = arguments

@@ -7,6 +7,9 @@ r"""Generalised approximate message passing on a data set: one engine for every 
     finish      V that falls to zero is perfect recovery only if the estimate reproduces the labels;
                 a run of which a row has less in common with its spectral estimate than theory says,
                 or has learned less, gives back its start
+    best_end    of several starts, the end with the largest Bethe free entropy
+
+An end whose fixed point is unstable on the data is left along the unstable direction (outside jit).
 
 Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41); spectral, section 5].
 """
@@ -29,10 +32,20 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, missing, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import RUNNING, LearnerSolution, Result, Run, Solution, init_run, run_solver
+from jaxsmi.core.driver import (
+    RUNNING,
+    Ends,
+    LearnerSolution,
+    Result,
+    Run,
+    Solution,
+    init_run,
+    run_solver,
+)
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
 from jaxsmi.core.validate import check
 from jaxsmi.inference.gamp_step import (
+    Bethe,
     GampIteration,
     GampLoopState,
     GampState,
@@ -53,6 +66,7 @@ from jaxsmi.inference.spectral import (
 )
 from jaxsmi.learners.base import AbstractLearner, BayesResponder
 from jaxsmi.models.base import AbstractModel, check_data, is_centred, model_argument
+from jaxsmi.numerics.linear_algebra import sqrt_psd
 
 _MAX_STEPS = 300
 # of Ŵ: its fluctuations at finite D are larger, of order 1/√D
@@ -68,6 +82,21 @@ _MIN_KEPT = 0.5
 _NO_ROW = 1e-6  # of the whole estimate: a row that is none
 _MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
 _UNEXPLAINED = 0.05  # of the labels' variance: the estimate does not reproduce noiseless labels
+_KICKS = 3  # of a run that stands at unstable points (empirical: one is enough)
+_KICK = 0.1  # its size: Q changes by 0.01 in the unstable direction
+_KICKED, _OTHER_STARTS = 1000, 2000  # streams of keys
+_KNOWN = 0.02  # of S: a row of which less is known has no direction
+_AGREE = 0.9  # squared cosine of two estimates that are one (sound runs: above 0.998)
+_SAME = 1.0  # nats between ends that are the same
+_LOOPS = 3.0  # times their size: where free entropies tell ends apart (docs/print.md, section 4)
+_FURTHER_SIZES = (0.3, 1.0)  # of random starts where ends disagree: larger ones end elsewhere
+_FAILED = (
+    Result.DIVERGED,
+    Result.NONFINITE,
+    Result.INVALID,
+    Result.OVERCONFIDENT,
+    Result.REGRESSED,
+)
 _DAMP_MORE_AFTER = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 
 
@@ -109,9 +138,12 @@ def gamp(
             overconfident), "informed" (the posterior mean given the teacher with side information
             0.99; with a learner the teacher), the signal itself, (P, D), or a solution of `gamp` or
             its `state`, to continue. A `smi.Start(weights=.., side_information=λ)` adds a direct
-            observation √λ W* + √(1-λ) noise. Default: "spectral" where labels do not change with
-            the sign of the fields; 1e-3 where they do, with side information, for matrices, and
-            inside jit where numbers of the model are traced; with a learner 0.5.
+            observation √λ W* + √(1-λ) noise. A tuple of several, such as ("spectral", 1e-3, 1e-3):
+            each is run, and the end with the largest free entropy is returned. Default:
+            ("spectral", 1e-3) where labels do not change with the sign of the fields, and two
+            larger random starts where these two disagree (outside jit); 1e-3 where labels do
+            change, with side information, for matrices, and inside jit where numbers of the model
+            are traced; with a learner 0.5.
         iteration: `smi.Iteration(max_steps, tolerance, damping)`. Default 300 steps; tolerance 1e-4
             on the change of Ŵ in a step (before damping), relative to Ŵ; damping of Ŵ, C and the
             memory of the Onsager term, in [0, 1): for indices 0, which follows state evolution step
@@ -126,12 +158,16 @@ def gamp(
         A `Solution` with `weights` Ŵ, `overlap` Q = ŴŴᵀ/D, `covariance` C, `error` (plug-in, NaN
         without a teacher), `state`, and `history` with "step", "overlap", "teacher_overlap" M,
         "cosine", "covariance", "residual", "damping", "inaccurate", and "misfit" of the labels
-        where V was widened by it, else 1. For matrix models `weights` is Ŝ (d, d), `overlap`
-        Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED, NONFINITE,
-        INACCURATE, OVERCONFIDENT (the labels are missed by more than V allows), REGRESSED (a row
-        ended with less overlap than its spectral estimate; weights, covariance and state are those
-        of the start). A diverged run keeps its history. After a spectral start of one index the
-        prior of `model` has the norm that the labels imply.
+        where V was widened by it, else 1; `free_entropy` (Bethe, per entry of a row; NaN of a
+        minimiser), `stability` (spectral radius of a small change from step to step) and, of
+        several starts, `ends`. For matrix models `weights` is Ŝ (d, d), `overlap` Tr Ŝ²/d, `error`
+        ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED, NONFINITE, INACCURATE, UNSTABLE
+        (`stability` above one, three kicks notwithstanding), AMBIGUOUS (ends of several starts
+        disagree; their free entropies do not tell them apart, or none was reached twice),
+        OVERCONFIDENT (the labels are missed by more than V allows), REGRESSED (a row ended with
+        less overlap than its spectral estimate; weights, covariance and state are those of the
+        start). A diverged run keeps its history. After a spectral start of one index the prior of
+        `model` has the norm that the labels imply.
 
     Raises:
         ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels that the
@@ -147,7 +183,8 @@ def gamp(
 
     Cost:
         Per step two passes over the N·M·D inputs and N posteriors; memory O(N M (D + P)); a
-        spectral start that of `spectral`, and about as much compilation again. For
+        spectral start that of `spectral`, and about as much compilation again; a step more for the
+        free entropy. For
         matrices N T d² operations and an eigendecomposition, 4096 samples at a time.
 
     Source:
@@ -171,16 +208,28 @@ def gamp(
     if iteration.damping is not None:
         task = task._replace(dampings=(iteration.damping,), adaptive=False)
     key = validate.key("key", key)
-    problem = _prepare(task, data, key, start, iteration, function)
-    numbers = (problem.start.weights, start.side_information, problem.damping, problem.tolerance)
-    valid = validate.valid((model, task.risk, numbers))
+    data = check_data(model, data, teacher=task.risk is None)
+    task.check_labels(data.labels)
     label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
-    for more in task.dampings[1:]:
-        solution = _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
-        if not (concrete(solution.result) and int(solution.result) in _DAMP_MORE_AFTER):
-            return solution
-        problem = dataclasses.replace(problem, damping=jnp.asarray(more, theory_dtype()))
-    return _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
+    choice = start.weights if isinstance(start.weights, tuple) else (start.weights,)
+    check(len(choice) > 0, "start", start.weights, "a start, or a tuple of several")
+    default = len(choice) == 1 and choice[0] is None
+    choice = _default_starts(task, start) if default else choice
+    # the other starts take from the spectral one the norm that the labels imply
+    rest = sorted(choice, key=lambda x: not (isinstance(x, str) and x == "spectral"))
+    several, ends = len(rest) > 1, []
+    while rest:
+        solver = _solver(task, data, key, start, rest.pop(0), len(ends), iteration)
+        solver = dataclasses.replace(solver, record=function)
+        if several and task.risk is None and solver.spectral is None:
+            # the estimate of a random start is zero: all are one program
+            none = jnp.zeros_like(solver.start.weights)
+            solver = dataclasses.replace(solver, spectral=none)
+        task = task._replace(model=solver.observations.model)
+        ends.append(_solve(solver, task, start, every, label, key))
+        if default and len(ends) == 2 and _disagree(ends):
+            rest = [*_FURTHER_SIZES]
+    return best_end(ends)
 
 
 def warn_of_inputs(model: AbstractModel, data: Dataset) -> None:
@@ -208,20 +257,20 @@ def warn_of_inputs(model: AbstractModel, data: Dataset) -> None:
 # Prepare
 
 
-def _prepare(
+def _solver(
     task: Task,
     data: Dataset,
     key: PRNGKeyArray,
     start: Start,
+    weights: Any,
+    number: int,
     iteration: Iteration,
-    record: Callable[[GampState], PyTree] | None,
 ) -> GampIteration:
-    """The solver of a task, from validated arguments."""
-    data = check_data(task.model, data, teacher=task.risk is None)
-    task.check_labels(data.labels)
+    """The solver of one of several starts, from validated arguments."""
     # another stream than that of `sample`: with one key for both, the start would be the teacher
-    *start_keys, run_key = _streams(key)
-    begin = _begin(task, data, start_keys, start)
+    of_start = jax.random.fold_in(key, _OTHER_STARTS + number) if number else key
+    *start_keys, _ = _streams(of_start)
+    begin = _begin(task, data, start_keys, weights, start)
     tolerance = _TOLERANCE if iteration.tolerance is None else iteration.tolerance
     return GampIteration(
         observations=begin.observations,
@@ -231,13 +280,22 @@ def _prepare(
         side=begin.side,
         damping=jnp.asarray(task.dampings[0], theory_dtype()),
         tolerance=jnp.asarray(tolerance, theory_dtype()),
-        key=run_key,
-        record=record,
+        key=_streams(key)[-1],
+        record=None,
         precision=task.precision,
         calibrate=task.calibrate,
         adaptive=task.adaptive,
         max_steps=iteration.max_steps or _MAX_STEPS,
     )
+
+
+def _default_starts(task: Task, start: Start) -> tuple[Any, ...]:
+    """One start where labels say something of W at first order, else a spectral and a random
+    one."""
+    if task.risk is not None:
+        return (_LEARNER_SIZE,)
+    even = not start.aided and _labels_are_even(task.model)
+    return ("spectral", _TINY) if even else (_TINY,)
 
 
 def _bayes_task(model: AbstractModel, learner: Bayes) -> Task:
@@ -277,13 +335,12 @@ class _GampStart(NamedTuple):
     spectral: Array | None = None
 
 
-def _begin(task: Task, data: Dataset, keys: list[PRNGKeyArray], start: Start) -> _GampStart:
-    """The start of a run. `keys`: of its random part, and of the spectral estimate or of side
-    information."""
-    model, bayes, init = task.model, task.risk is None, start.weights
-    if init is None:
-        even = bayes and not start.aided and _labels_are_even(model)
-        init = "spectral" if even else _TINY if bayes else _LEARNER_SIZE
+def _begin(
+    task: Task, data: Dataset, keys: list[PRNGKeyArray], init: Any, start: Start
+) -> _GampStart:
+    """The start of a run from `init`. `keys`: of its random part, and of the spectral estimate or
+    of side information."""
+    model, bayes = task.model, task.risk is None
     word = init if isinstance(init, str) else None
     if word == "spectral" and bayes:
         strength = start.side_information
@@ -410,21 +467,63 @@ def _noisy(state: GampState, key: PRNGKeyArray, size: Array) -> GampState:
 # Iterate
 
 
+def _solve(
+    problem: GampIteration,
+    task: Task,
+    start: Start,
+    every: int,
+    label: str | None,
+    key: PRNGKeyArray,
+) -> Solution:
+    """The end of a run, and of others with more damping while one diverges."""
+    numbers = (problem.start.weights, start.side_information, problem.damping, problem.tolerance)
+    valid = validate.valid((task.model, task.risk, numbers))
+    for more in task.dampings[1:]:
+        solution = _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
+        if not (concrete(solution.result) and int(solution.result) in _DAMP_MORE_AFTER):
+            return solution
+        problem = dataclasses.replace(problem, damping=jnp.asarray(more, theory_dtype()))
+    return _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
+
+
 def _iterate(
     problem: GampIteration, every: int, label: str | None, key: PRNGKeyArray
-) -> tuple[GampIteration, Run[GampLoopState]]:
+) -> tuple[GampIteration, Run[GampLoopState], Bethe]:
     """One run to its end, and its solver, which starts anew where it goes on."""
     steps = problem.max_steps
     run = init_run(problem, steps // every)
     # each new start adds a direction, of which one at least is known: P - 1 of them suffice
-    for more in range(problem.observations.model.indices - 1, -1, -1):
+    directions, kicks = problem.observations.model.indices - 1, _KICKS
+    while True:
         run = run_solver(problem, run, steps, every=every, label=label)
-        following = _following(problem, run, jax.random.fold_in(key, 2 + more)) if more else None
+        bethe = _bethe(problem, run.state.state)
+        quiet = concrete(run.result) and int(run.result) in (Result.SUCCESS, Result.INACCURATE)
+        following = None
+        if quiet and directions > 0:
+            following = _following(problem, run, jax.random.fold_in(key, 1 + directions))
+            directions -= 1
+        if quiet and following is None and kicks > 0 and float(bethe.stability) > 1.0:
+            following = _kicked(problem, run, bethe, jax.random.fold_in(key, _KICKED + kicks))
+            kicks -= 1
         if following is None:
-            break
+            return problem, run, bethe
         problem = following
         run = Run(_restarted(problem), run.step, jnp.full_like(run.result, RUNNING), run.history)
-    return problem, run
+
+
+_bethe = eqx.filter_jit(GampIteration.bethe)
+
+
+@eqx.filter_jit
+def _kicked(
+    problem: GampIteration, run: Run[GampLoopState], bethe: Bethe, key: PRNGKeyArray
+) -> GampIteration:
+    """The solver that continues an unstable run, with something of the unstable direction."""
+    state, prior = run.state.state, problem.observations.model.prior
+    draw = lambda size: prior.start(key, state.weights.shape, jnp.asarray(size))[0]
+    noise = contract(sqrt_psd(bethe.direction), draw(_KICK) - draw(0.0))
+    moved = dataclasses.replace(state, weights=state.weights + noise)
+    return dataclasses.replace(problem, start=moved)
 
 
 # compiled: from outside jit one program, not one an array
@@ -435,16 +534,15 @@ def _following(
     problem: GampIteration, run: Run[GampLoopState], key: PRNGKeyArray
 ) -> GampIteration | None:
     """The solver that continues a converged run with a spectral estimate of the directions at zero
-    overlap, given the learned ones. None without a spectral start, inside jit, where all directions
-    are learned or none, or where no eigenvalue is outside the bulk."""
+    overlap, given the learned ones. None without a spectral start, where all directions are learned
+    or none, or where no eigenvalue is outside the bulk."""
     old = problem.spectral
-    if old is None or not concrete(run.result):
+    if old is None:
         return None
     state = run.state.state
     S = problem.observations.second_moment
     unknown = unknown_directions(state.weights, S)
-    still = int(run.result) in (Result.SUCCESS, Result.INACCURATE)
-    if not still or not 0 < round(float(jnp.trace(unknown))) < len(S):
+    if not 0 < round(float(jnp.trace(unknown))) < len(S):
         return None
     start_key, spectral_key = jax.random.split(key)
     s = jnp.asarray(REGULARISATION, theory_dtype())
@@ -466,6 +564,7 @@ def _following(
 def _finish(
     problem: GampIteration,
     end: Run[GampLoopState],
+    bethe: Bethe,
     risk: Risk | None,
     key: PRNGKeyArray,
     valid: Array,
@@ -474,6 +573,8 @@ def _finish(
     model, data = problem.observations.model, problem.observations.data
     state, code, history = end.state.state, end.result, end.history
     if problem.learner.bayes:
+        unstable = (code == Result.SUCCESS) & (bethe.stability > 1.0)
+        code = jnp.where(unstable, int(Result.UNSTABLE), code)
         code = jnp.where(_overconfident(problem, end), int(Result.OVERCONFIDENT), code)
     broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
     if problem.spectral is not None:
@@ -495,6 +596,8 @@ def _finish(
         "overlap": Q,
         "error": model.metric.error(weights, data, key=jax.random.fold_in(problem.key, 1)),
         "covariance": state.covariance,
+        "stability": bethe.stability,
+        "free_entropy": bethe.free_entropy,
     }
     others: dict[str, Any] = {"model": model}
     if risk is not None:
@@ -520,20 +623,17 @@ def _finish(
 
 
 def _overconfident(problem: GampIteration, end: Run[GampLoopState]) -> Array:
-    """A run ended quietly with labels that are missed by more than V explains.
-
-    A run that is not calibrated does not compare them on its way: V falling to zero is then
-    recovery only if the estimate reproduces the labels.
-    """
+    """A run ended quietly with labels that are missed by more than V explains; V falling to zero is
+    recovery only if the estimate reproduces the labels."""
     quiet = (end.result == Result.SUCCESS) | (end.result == Result.RECOVERED)
-    if problem.compares:
-        return quiet & (end.state.misfit > _MISFIT)
+    missed = quiet & (end.state.misfit > _MISFIT) if problem.compares else jnp.asarray(False)
     observations = problem.observations
     labels = observations.data.labels
     outputs = jax.vmap(observations.model.link)(observations.forward(end.state.state.weights))
-    missed = jnp.mean((outputs - labels) ** 2)
+    distance = jnp.mean((outputs - labels) ** 2)
     spread = jnp.mean((labels - jnp.mean(labels, 0)) ** 2)
-    return (end.result == Result.RECOVERED) & ~(missed < _UNEXPLAINED * spread)
+    unexplained = ~(distance < _UNEXPLAINED * spread)
+    return missed | (end.result == Result.RECOVERED) & unexplained
 
 
 def _regressed(start: Array, W: Array) -> Array:
@@ -543,3 +643,73 @@ def _regressed(start: Array, W: Array) -> Array:
     common = jnp.sum(W * start, axis=1)
     least = jnp.minimum(common, jnp.sum(W**2, axis=1))
     return jnp.any((least < _MIN_KEPT * known) & (known > _NO_ROW * jnp.sum(known)))
+
+
+# The best of several ends
+
+
+def _disagree(ends: list[Solution]) -> bool:
+    """Outside jit, return True if ends differ by more than rounding and slow steps."""
+    weights = jnp.stack([end.state.weights for end in ends])
+    if not concrete(weights):
+        return False
+    return bool(jnp.any(_agreements(ends[0].model, weights) < _AGREE))
+
+
+def best_end(solutions: list[Solution]) -> Solution:
+    """The end with the largest free entropy, with all ends beside it.
+
+    Perfect recovery has an infinite one; ends that broke, or that the labels contradict, come last.
+    """
+    if len(solutions) == 1:
+        return solutions[0]
+    first = solutions[0]
+    stack = lambda pick: jnp.stack([pick(solution) for solution in solutions])
+    code, weights = stack(lambda s: s.result), stack(lambda s: s.state.weights)
+    ends = Ends(
+        result=code,
+        free_entropy=stack(lambda s: s.free_entropy),
+        stability=stack(lambda s: s.stability),
+        agreement=_agreements(first.model, weights),
+        weights=stack(lambda s: s.weights),
+    )
+    n = first.state.weights[0].size
+    finite = jnp.isfinite(ends.free_entropy)
+    nats = n * jnp.where(finite, ends.free_entropy, -jnp.inf)
+    nats = jnp.where(code == Result.RECOVERED, jnp.inf, nats)
+    nats = jnp.where(jnp.isin(code, jnp.asarray(_FAILED)), -jnp.inf, nats)
+    # of runs that stand at the same end, one that has settled
+    best = jnp.argmax(nats + jnp.where(code == Result.SUCCESS, _SAME, 0.0))
+    end = solutions[int(best)] if concrete(best) else _pick(solutions, best)
+    # the first correction to the free entropy, of the loops, is of the order ½ log 1/(1 - r)
+    gap = jnp.maximum(1.0 - ends.stability, jnp.finfo(ends.stability.dtype).tiny)
+    loops = -0.5 * jnp.log(jnp.minimum(gap, 1.0))
+    rival = (ends.agreement[best] < _AGREE) & jnp.isfinite(nats)
+    close = nats[best] - nats < _LOOPS * (loops[best] + loops)
+    alone = jnp.sum((ends.agreement[best] >= _AGREE) & jnp.isfinite(nats)) < 2
+    ambiguous = (end.result == Result.SUCCESS) & jnp.any(rival & (close | alone))
+    code = jnp.where(ambiguous, int(Result.AMBIGUOUS), end.result)
+    return dataclasses.replace(end, result=code, ends=ends)
+
+
+def _pick(solutions: list[Solution], index: Array) -> Solution:
+    """One of several solutions, by a traced index."""
+    arrays, rest = zip(*(eqx.partition(s, eqx.is_array) for s in solutions), strict=True)
+    return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves)[index], *arrays), rest[0])
+
+
+@eqx.filter_jit
+def _agreements(model: AbstractModel, weights: Array) -> Array:
+    """Smallest squared cosine (K, K) of the rows of each two of K estimates, up to the symmetries
+    of the model; of rows that both know nothing of, one."""
+    S = jnp.diagonal(model.prior.second_moment(model.indices))
+    flat = weights.reshape(*weights.shape[:2], -1)
+    gram = jnp.einsum("apd,bqd->abpq", flat, flat) / flat.shape[-1]
+
+    def agreement(cross: Array, Q: Array, other: Array) -> Array:
+        known = jnp.maximum(jnp.diagonal(Q), jnp.diagonal(other)) > _KNOWN * S
+        return jnp.min(jnp.where(known, model.metric.cosines(cross, Q, other) ** 2, 1.0))
+
+    own = jnp.einsum("aapq->apq", gram)
+    along = jax.vmap(agreement, in_axes=(0, None, 0))
+    return jax.vmap(along, in_axes=(0, 0, None))(gram, own, own)

@@ -24,9 +24,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import Law, ProximalOutput
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import missing_array
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
-from jaxsmi.priors.iid import AbstractIidPrior
+from jaxsmi.priors.iid import AbstractIidPrior, squares
 
 
 class OrderParameters(eqx.Module):
@@ -95,6 +96,11 @@ class AbstractResponder(eqx.Module):
         """Return the weights (P, D) and C = ∂_b f (P, P) from their field b (P, D) of precision A
         (P, P)."""
 
+    def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """Compute log Z_w/D, NaN for a minimiser, and C ⊗ C (`AbstractPrior.bethe_terms`)."""
+        C = self.posterior(b, A)[1]
+        return missing_array((), C.dtype), squares(C[None])
+
 
 class AbstractModelResponder(AbstractResponder):
     """The channel and the prior of a model."""
@@ -115,6 +121,9 @@ class AbstractModelResponder(AbstractResponder):
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         return self.student.prior.posterior(b, A)
+
+    def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
+        return self.student.prior.bethe_terms(b, A)
 
 
 class BayesResponder(AbstractModelResponder):
@@ -238,4 +247,4 @@ def linear_weight_averages(C: Array, conjugates: Conjugates, teacher: TeacherLaw
         covariance=C,
         direction_overlap=C @ (signal @ R + direction @ G),
     )
-    return WeightAverages(overlaps, jnp.einsum("ac,bd->abcd", C, C))
+    return WeightAverages(overlaps, squares(C[None]))

@@ -17,6 +17,7 @@ import abc
 from typing import NamedTuple
 
 import equinox as eqx
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -77,8 +78,17 @@ class AbstractPrior(eqx.Module):
         """Return V(Q̂) = S - Q(Q̂) (P, P), without the cancellation near perfect recovery."""
 
     @abc.abstractmethod
+    def free_entropy(self, Qhat: ArrayLike) -> Array:
+        """Return E log Z_w for a field of precision Q̂ (P, P), in nats per coordinate."""
+
     def entropy_term(self, Q: Array, Qhat: Array) -> Array:
         """Return the prior's part of the free entropy at Q, Q̂ (P, P), in nats per coordinate."""
+        return self.free_entropy(Qhat) - self.weight * jnp.sum(Q * Qhat)
+
+    @abc.abstractmethod
+    def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """Compute (1/n) log Z_w(b, A) of a signal of n entries a row, and the average over them of
+        C_i ⊗ C_i, the map X ↦ C_i X C_i (P, P, P, P) of posterior covariances."""
 
     @abc.abstractmethod
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:

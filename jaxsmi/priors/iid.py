@@ -132,17 +132,20 @@ class Mixture(eqx.Module):
 
 
 @eqx.filter_jit
-def posterior(column: Mixture, b: Array, A: Array) -> tuple[Array, Array]:
-    """Compute the posterior means (P, D) of the columns of b, and the average of their covariances
-    (P, P)."""
-    respond = lambda field: column.respond(field, A)[1:]
+def posteriors(column: Mixture, b: Array, A: Array) -> tuple[Array, Array, Array]:
+    """Compute log Z_w (D,), the posterior mean (D, P) and covariance (D, P, P) of each column of
+    b (P, D)."""
+    respond = lambda field: column.respond(field, A)
     batch = max(1, _MAX_BATCH_SIZE // column.size)
     # all columns at once if they fit: a loop over batches is slower
     if b.shape[1] <= batch:
-        mean, covariance = jax.vmap(respond, in_axes=1)(b)
-    else:
-        mean, covariance = jax.lax.map(respond, b.T, batch_size=batch)
-    return mean.T, jnp.mean(covariance, axis=0)
+        return jax.vmap(respond, in_axes=1)(b)
+    return jax.lax.map(respond, b.T, batch_size=batch)
+
+
+def squares(covariances: Array) -> Array:
+    """Average C_i ⊗ C_i of covariances (D, P, P), as the map X ↦ C_i X C_i (P, P, P, P)."""
+    return jnp.einsum("dac,deb->abce", covariances, covariances) / len(covariances)
 
 
 # a diverging iteration passes fields that are not finite: the posterior is NaN then
@@ -281,10 +284,6 @@ class AbstractIidPrior(AbstractPrior):
         Qhat = precision_matrix(Qhat)
         return average(self, Qhat, function=log_partition, drift=half_outer)
 
-    def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """Return the prior's part of the free entropy: -½ tr(Q Q̂) + Φ_w(Q̂)."""
-        return -0.5 * jnp.sum(Q * Qhat) + self.free_entropy(Qhat)
-
     def second_moment(self, indices: int) -> Float[Array, "P P"]:
         """Return the second moment S = E[w wᵀ] of the prior, (P, P); V = S - Q in state evolution.
 
@@ -334,7 +333,13 @@ class AbstractIidPrior(AbstractPrior):
         b, A = fields(b, A)
         # float32 message passing stays float32: parameters are in the precision of theory
         column = jax.tree.map(lambda leaf: leaf.astype(b.dtype), self.column(len(b)))
-        return posterior(column, b, A)
+        _, mean, covariance = posteriors(column, b, A)
+        return mean.T, jnp.mean(covariance, axis=0)
+
+    def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """See `AbstractPrior.bethe_terms`."""
+        log_partition, _, covariance = posteriors(self.column(len(b)), b, A)
+        return jnp.mean(log_partition), squares(covariance)
 
     def start(self, key: PRNGKeyArray, shape: tuple[int, ...], size: Array) -> tuple[Array, Array]:
         """Return the mean plus noise of this size, (P, D), and the prior's covariance."""
@@ -588,6 +593,12 @@ class GaussianProfile(AbstractIidPrior):
         covariances = self._covariances(A)
         return jnp.einsum("dpq,qd->pd", covariances, b), jnp.mean(covariances, axis=0)
 
+    def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """See `AbstractPrior.bethe_terms`."""
+        covariances = self._covariances(A)
+        quadratic = jnp.einsum("pd,dpq,qd->", b, covariances, b) / b.shape[1]
+        return 0.5 * quadratic - 0.5 * jnp.mean(self._log_dets(A)), squares(covariances)
+
     def overlap(self, Qhat: ArrayLike) -> Float[Array, "P P"]:
         """Q = ⟨V(s) Q̂ s⟩ C_0; see `AbstractIidPrior.overlap`."""
         Qhat = precision_matrix(Qhat)
@@ -602,14 +613,15 @@ class GaussianProfile(AbstractIidPrior):
     def free_entropy(self, Qhat: ArrayLike) -> Float[Array, ""]:
         """Φ_w (module docstring); see `AbstractIidPrior.free_entropy`."""
         Qhat = precision_matrix(Qhat)
-        product = self.base.second_moment(len(Qhat)) @ Qhat
-        identity = jnp.eye(len(Qhat), dtype=Qhat.dtype)
+        S = self.second_moment(len(Qhat))
+        return 0.5 * jnp.sum(S * Qhat) - 0.5 * jnp.mean(self._log_dets(Qhat))
 
-        def of_one(s: Array) -> Array:
-            log_det = jnp.linalg.slogdet(identity + s * product)[1]
-            return 0.5 * s * jnp.trace(product) - 0.5 * log_det
-
-        return jnp.mean(jax.vmap(of_one)(self.variances))
+    def _log_dets(self, A: Array) -> Array:
+        """log det(I + s_i C_0 A) of all columns (D,)."""
+        product = self.base.second_moment(len(A)) @ A
+        identity = jnp.eye(len(A), dtype=A.dtype)
+        of_one = lambda s: jnp.linalg.slogdet(identity + s * product)[1]
+        return jax.vmap(of_one)(self.variances)
 
     @eqx.filter_jit
     def _covariances(self, A: Array) -> Array:

@@ -173,11 +173,11 @@ class SpectralPrior(AbstractPrior):
         """Return the overlap of the means, (L, L)."""
         return self.law.mean_square * jnp.ones((indices, indices), theory_dtype())
 
-    def entropy_term(self, Q: Array, Qhat: Array) -> Array:
-        """Sum weight q̂ (Q_0 - q) - I(q̂) over the diagonals of Q and Q̂ (L, L)."""
-        qhat = jnp.diagonal(Qhat)
+    def free_entropy(self, Qhat: ArrayLike) -> Array:
+        """Return the sum of weight q̂ Q_0 - I(q̂) over the diagonal of Q̂ (L, L)."""
+        qhat = jnp.diagonal(jnp.asarray(Qhat))
         information = jax.vmap(self.law.mutual_information)(qhat)
-        return jnp.sum(self.weight * qhat * (self.norm - jnp.diagonal(Q)) - information)
+        return jnp.sum(self.weight * qhat * self.norm - information)
 
     def noise(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
         """Draw Z with entries of variance one (two on the diagonal of a symmetric matrix)."""
@@ -216,6 +216,19 @@ class SpectralPrior(AbstractPrior):
         # one by one: the memory of one eigendecomposition
         mean, V = lax.map(of_one, (b, precisions))
         return unit * mean, jnp.diag(V)
+
+    def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """See `AbstractPrior.bethe_terms`: log Z_w as it is on average, where it leaves minus the
+        mutual information; C ⊗ C by what one field of noise becomes, to first order."""
+        noise = self.noise(jax.random.key(0), b.shape)
+        (mean, V), (moved, _) = jax.jvp(lambda b: self.posterior(b, A), (b,), (noise,))
+        average = lambda x: jnp.mean(x, axis=(1, 2))
+        qhat = jnp.diagonal(A)
+        mutual = jax.vmap(self.law.mutual_information)(qhat)
+        explained = 2.0 * average(b * mean) - qhat * (average(mean**2) + jnp.diagonal(V))
+        rows = jnp.arange(len(b))
+        squared = jnp.zeros((len(b),) * 4, b.dtype).at[rows, rows, rows, rows]
+        return jnp.sum(self.weight * explained - mutual), squared.set(average(moved**2))
 
     def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
         """Denoise one matrix: the posterior mean of S given R, and its error.

@@ -87,7 +87,7 @@ def test_transposes_of_each_other():
         assert abs(float(one - other)) <= 1e-14 * float(scale)
     fields = jnp.einsum("nld,ld->n", inputs, S[0, :3]) / np.sqrt(15)
     np.testing.assert_allclose(forward[:, 0, 0], fields, rtol=1e-12)
-    precision = sensing.outer_precision(field)[0, 0]
+    precision = sensing.precisions["outer"](field, field)[0, 0]
     np.testing.assert_allclose(precision, jnp.sum(field**2) / 15, rtol=1e-12)
 
 
