@@ -145,9 +145,9 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
 
     Returns:
         A Dataset with `overlap`, `stderr`, `covariance` (index, index_); `error`, `steps`,
-        `residual`, `spectral_radius`, `result`; `alpha` and the `name` of each index as
-        coordinates; `weights` (index, dimension), of a matrix (row, dimension), where there are
-        some; `history_...` (step, ...).
+        `residual`, `spectral_radius`, `result`, of a run its `stability` and `free_entropy`;
+        `alpha` and the `name` of each index as coordinates; `weights` (index, dimension), of a
+        matrix (row, dimension), where there are some; `history_...` (step, ...).
 
     Raises:
         ValueError: For a batch of solutions.
@@ -166,6 +166,9 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
         name: ((), np.asarray(getattr(solution, name))) for name in SCALARS
     }
     variables |= {name: (square, np.asarray(getattr(solution, name))) for name in MATRICES}
+    for name in ("stability", "free_entropy"):
+        if getattr(solution, name) is not None:
+            variables[name] = ((), np.asarray(getattr(solution, name)))
     if solution.weights is not None:
         weights = np.asarray(solution.weights)
         # one row an index, else the rows of a matrix, of several layers with one more axis

@@ -179,8 +179,10 @@ case(
 for model in (LINEAR, SCORES):
     sizes = {"key": KEY, "dimension": 6, "alpha": 0.5}
     case(model.sample, sizes, directions="object", inputs="choice")
-case(LINEAR.predict, {"solution": TEACHER, "inputs": INPUTS}, solution="array")
-case(RECTANGLE.predict, {"solution": np.eye(6), "inputs": WIDE.inputs}, solution="array")
+# bayes: of a solution with a covariance only
+case(LINEAR.predict, {"solution": TEACHER, "inputs": INPUTS}, solution="array", bayes=None)
+WIDE_CALL = {"solution": np.eye(6), "inputs": WIDE.inputs}
+case(RECTANGLE.predict, WIDE_CALL, solution="array", bayes=None)
 for model in (SCORES, SYMMETRIC):
     case(model.small_width_error, {"scaled": 0.5}, scaled="non-negative array")
 case(smi.align, {"estimate": TEACHER, "teacher": TEACHER, "model": LINEAR}, estimate="array")

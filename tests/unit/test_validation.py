@@ -23,8 +23,8 @@ from jaxsmi.core.validate import POSITIVE
 
 # What functions return: made by the package, not by a user.
 RETURNED = {
-    "Estimate", "IndexModel", "MatrixModel", "Result", "Solution", "SpectralPrior", "Threshold",
-    "Traits",
+    "Estimate", "IndexModel", "MatrixModel", "Prediction", "Result", "Solution", "SpectralPrior",
+    "Threshold", "Traits",
 }  # fmt: skip
 # Methods that users call; the others of these classes are called by engines.
 METHODS = {
@@ -35,7 +35,8 @@ METHODS = {
 }  # fmt: skip
 # of engines, under a name that is public elsewhere
 ENGINES = {"Erm.posterior", "AbstractModelResponder.posterior"} | {
-    f"SpectralPrior.{method}" for method in ("posterior", "second_moment", "side_information")
+    f"SpectralPrior.{method}"
+    for method in ("free_entropy", "posterior", "second_moment", "side_information")
 }
 
 
