@@ -451,11 +451,13 @@ class Threshold(eqx.Module):
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
         confidence = float(validate.number("confidence", confidence, UNIT_INTERVAL))
-        from scipy.special import stdtrit  # here: importing it takes longer than the quantile
+        from scipy.special import ndtr, stdtrit  # here: importing it takes longer than the quantile
 
         # one net has no spread: the interval is that of one degree of freedom, the widest
         freedom = max(np.size(self.replicas) - 1, 1)
-        half = float(stdtrit(freedom, 0.5 + 0.5 * confidence)) * float(self.stderr)
+        # two standard errors are Student's interval of the confidence of two Gaussian ones
+        ratio = stdtrit(freedom, 0.5 + 0.5 * confidence) / stdtrit(freedom, ndtr(2.0))
+        half = 2.0 * float(ratio * self.stderr)
         return float(self.alpha) - half, float(self.alpha) + half
 
 

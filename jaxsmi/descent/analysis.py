@@ -16,6 +16,7 @@ from jaxtyping import Array
 from jaxsmi.core import validate
 from jaxsmi.core.driver import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
+from jaxsmi.numerics.quadrature import standard_error
 
 
 def crossing(steps: Array, cosines: Array, level: ArrayLike) -> Array:
@@ -168,4 +169,4 @@ def averaged(fit: Solution, teacher: ArrayLike) -> Averaged:
     mean, single = jnp.mean(matrices, axis=0), jnp.mean(errors)
     error = model.metric.estimation_error(mean, truth)
     extrapolated = (K * error - single) / (K - 1)
-    return Averaged(mean, single, error, extrapolated, jnp.std(errors, ddof=1) / np.sqrt(K))
+    return Averaged(mean, single, error, extrapolated, standard_error(errors))

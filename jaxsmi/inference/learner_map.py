@@ -39,9 +39,10 @@ from jaxsmi.learners.base import Conjugates, OrderParameters, learner_of
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.anderson import Anderson, AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
+from jaxsmi.numerics.quadrature import standard_error
 
-_POINTS = 16384  # empirical: twice those of Bayes, as each has its mirror images
-_NETS = 8
+_POINTS = 32768  # empirical: twice those of Bayes, as each has its mirror images
+_NETS = 16
 
 _SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂ that are a jump
 _SUSPECT = 2.0  # above which V̂ is taken by parts
@@ -257,9 +258,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         moved = jax.vmap(carried)(gaps(values, value), gaps(each, measured))
         # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
         rest = carried(gaps(value, x), dict.fromkeys(measured, jnp.zeros(())))
-        R = self.nets
-        spread = lambda a: jnp.sqrt(jnp.sum(a**2, 0) / (R * (R - 1.0)))
-        errors = jax.tree.map(lambda a, c: jnp.hypot(spread(a), c), moved, rest)
+        errors = jax.tree.map(lambda a, c: jnp.hypot(standard_error(a), c), moved, rest)
 
         code = self._code(run, answers, stability)
         sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)
@@ -297,7 +296,6 @@ def _differ(answers: LearnerAverages, errors: float) -> Array:
     """Return whether V̂ by parts and as a divergence differ by so many standard errors, as they do
     where jumps of g count (proximal points with rivals)."""
     gap = answers.by_parts - answers.divergence
-    spread = jnp.std(gap, axis=0, ddof=1) / jnp.sqrt(float(len(gap)))
     size = jnp.max(jnp.abs(jnp.mean(answers.divergence, 0)))
-    differ = jnp.abs(jnp.mean(gap, 0)) > errors * spread + _NOTICEABLE * size
+    differ = jnp.abs(jnp.mean(gap, 0)) > errors * standard_error(gap) + _NOTICEABLE * size
     return jnp.any(differ) & (answers.other_minimum > 0.0)

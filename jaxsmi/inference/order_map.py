@@ -51,8 +51,10 @@ from jaxsmi.numerics.quadrature import power_of_two
 
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
 _START = 1e-3  # overlap of an uninformed start: zero is a fixed point of even links
-POINTS = 8192  # empirical: standard error 1e-3 for two layers at α = .5
-NETS = 8
+# empirical, over 48 keys: with 8 nets of 1024 points the error bars of |z| at α = .745 missed the
+# truth by two of them 19 times in 100, with 16 nets of 512 those at spectral radius .94 10 times
+POINTS = 16384
+NETS = 16
 
 _State = TypeVar("_State")
 

@@ -344,7 +344,7 @@ class MultiIndex(IndexModel):
         log_likelihood: log p(y|Z) as a function of (y, Z), normalised, instead of Gaussian noise.
             Alone it serves `gamp` on data of your own; `sample` and `state_evolution` must draw
             labels, by one of the next two.
-        sampler: Draws a label from (key, Z).
+        sampler: Draws a label from (key, Z), beside a link, E[y|Z].
         outcomes: All labels (K, ...), if they are few: drawn with the probabilities of
             log_likelihood. The link is then E[y|Z] unless it is given.
         channel: An exact channel, with its own link, in place of a link and its noise.
@@ -404,7 +404,9 @@ class MultiIndex(IndexModel):
             if link is None and labels.outcomes is not None:
                 link = labels.mean
                 name = name or _name_of(log_likelihood)
-            link = validate.function("link", link, "a JAX function, or a channel=")
+            link = validate.function(
+                "link", link, "a JAX function (E[y|z] beside a sampler=), or a channel="
+            )
             self.name = name or _name_of(link)
             law = as_module(link)
             # NumPy: inside jit an array of JAX would be traced, and an index out of range no error

@@ -43,7 +43,12 @@ from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, Prediction, check_data, model_argument, title
 from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.linear_algebra import goe, inverse_root, sqrt_psd
-from jaxsmi.numerics.quadrature import legendre, power_of_two, randomised_gaussians
+from jaxsmi.numerics.quadrature import (
+    legendre,
+    power_of_two,
+    randomised_gaussians,
+    standard_error,
+)
 
 # Gauss-Legendre nodes over ten standard deviations to either side: an error of 1e-8
 # [theory: attention-indexed, section 5]
@@ -192,7 +197,7 @@ def mean_squared_gap(labels: Array, other: Array, bayes: bool) -> Estimate:
     gap = labels - other if labels.shape == other.shape else jnp.full((nets, points, 1), jnp.nan)
     # two labels of one posterior differ by twice the error of its mean
     per_net = jnp.mean(jnp.sum(gap**2, axis=-1) * (0.5 if bayes else 1.0), axis=1)
-    return Estimate(jnp.mean(per_net), jnp.std(per_net, ddof=1) / np.sqrt(nets))
+    return Estimate(jnp.mean(per_net), standard_error(per_net))
 
 
 def error_of_rows(

@@ -55,6 +55,7 @@ from jaxsmi.numerics.linear_algebra import (
     symmetric,
     symmetric_basis,
 )
+from jaxsmi.numerics.quadrature import standard_error
 
 # The iteration
 
@@ -204,7 +205,9 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         V = state.V
         scale = self.scale
         evaluation = _mapped(self.map_of, V)
-        value = evaluation.value
+        # V ⪯ S: sampled averages may point beyond, where a direction is not learned, for ever
+        inside = lambda X: scale - positive_part(scale - X)
+        value = inside(evaluation.value)
         difference = value - V
         residual = jnp.max(jnp.abs(difference))
         rho = perron_value(evaluation.jacobian)
@@ -222,8 +225,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         contracts = rho < (_NEWTON_BELOW_FOLD if self.fold else _NEWTON_BELOW)
         take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
         # `_sound` allows rounding above S, but the next overlap S - V has to be positive
-        inside = scale - positive_part(scale - jnp.where(take, candidate, value))
-        new = jnp.where(take, inside, value)
+        new = jnp.where(take, inside(candidate), value)
         if self.fold:
             # a Newton step ended beyond the fold: plain steps from before it, and no more Newton
             left = state.polished & (rho >= 1.0)
@@ -316,9 +318,7 @@ def solve(solver: FixedPointSolver) -> Run[FixedPointState]:
 def propagated_error(J: Array, replicas: Array) -> Array:
     """Standard error (P, P) of the fixed point: independent errors of F (replicas (R, P, P))
     carried by (I - J)^{-1}."""
-    R = replicas.shape[0]
-    moved = jax.vmap(lambda d: resolvent(J, d))(replicas - jnp.mean(replicas, axis=0))
-    return jnp.sqrt(jnp.sum(moved**2, axis=0) / (R * (R - 1)))
+    return standard_error(jax.vmap(lambda F: resolvent(J, F))(replicas))
 
 
 def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array) -> Array:

@@ -42,7 +42,7 @@ from jaxsmi.core.options import Averages
 from jaxsmi.models.teacher_student import HermiteSeries, SequenceLoss, TeacherStudent
 from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.linear_algebra import triangular_root
-from jaxsmi.numerics.quadrature import gaussian_points, power_of_two
+from jaxsmi.numerics.quadrature import gaussian_points, power_of_two, standard_error
 from jaxsmi.sgd.coordinates import Coordinates, add_means, coordinates_at, fields_of, slopes
 from jaxsmi.sgd.hermite import (
     TokenGrid,
@@ -398,8 +398,5 @@ def _exact_averages(pair: TeacherStudent, coarse: bool) -> AbstractAverages | No
 
 def spread(values: Array) -> Array:
     """Standard error of the mean over nets (leading axis), zero for one exact answer."""
-    nets = len(values)
     # an answer without sampling: the spread of one number would be NaN
-    if nets == 1:
-        return jnp.zeros_like(values[0])
-    return jnp.std(values, axis=0, ddof=1) / np.sqrt(nets)
+    return jnp.zeros_like(values[0]) if len(values) == 1 else standard_error(values)

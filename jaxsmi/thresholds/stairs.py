@@ -27,7 +27,7 @@ from jaxsmi.core.driver import INACCURATE_SHARE, Bar, Result, Threshold, worst
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics.quadrature import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, BranchPoint, check_oblique, next_crossing, scan_branch
 from jaxsmi.thresholds.root import SearchRegion, roots
 from jaxsmi.thresholds.weak import check_model, sizes_of, weak_recovery
@@ -190,7 +190,7 @@ def _threshold(
     below = region.branch(frozen(model), region.guess, key)
     return Threshold(
         jnp.mean(alphas) * valid,
-        jnp.std(lax.stop_gradient(alphas), ddof=1) / np.sqrt(len(alphas)),
+        standard_error(lax.stop_gradient(alphas)),
         alphas,
         jnp.asarray(X / max(np.trace(X), np.finfo(X.dtype).tiny)),
         below.overlaps(V)[0],

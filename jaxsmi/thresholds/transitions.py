@@ -27,7 +27,7 @@ from jaxsmi.inference.evolution import potential_at
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.fixed_point import not_differentiable
-from jaxsmi.numerics.quadrature import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, branch_end
 from jaxsmi.thresholds.weak import check_model, sizes_of
 
@@ -379,11 +379,10 @@ def _thresholds(
 
     def threshold(values: Array, cell: float, V: Array, basin: float) -> Threshold:
         alpha = jnp.mean(values)
-        spread = jnp.std(values, ddof=1) / np.sqrt(len(values))
         regular = jnp.isfinite(alpha) & (alpha > 0)
         # a cell is uniform, and common to all keys: no average over them makes it smaller
         shared = jnp.hypot(cell / np.sqrt(12.0), basin * alpha)
-        stderr = jnp.where(regular, jnp.hypot(spread, shared), 0.0)
+        stderr = jnp.where(regular, jnp.hypot(standard_error(values), shared), 0.0)
         finite = alpha if bool(jnp.isfinite(alpha)) else grid[last]
         index = inside[np.argmin(np.abs(grid[inside] - float(finite)))]
         growth = both.uninformed[index] - both.informed[index]

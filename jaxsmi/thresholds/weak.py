@@ -21,7 +21,7 @@ from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argumen
 from jaxsmi.numerics.continuation import Limit, ladder, limit
 from jaxsmi.numerics.fixed_point import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
-from jaxsmi.numerics.quadrature import power_of_two
+from jaxsmi.numerics.quadrature import power_of_two, standard_error
 
 _EQUAL_RATES = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
 _EQUAL_SIGMAS = 4.0  # .. and those that agree within so many standard errors
@@ -47,7 +47,7 @@ def leading_eigenmatrix(G: Array, other: Array) -> Array:
     # one basis for all nets: that of a single net may turn between directions of near equal growth
     values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
     rates = jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors)
-    spread = jnp.std(rates, axis=0) / np.sqrt(len(G) - 1)
+    spread = standard_error(rates)
     slack = _EQUAL_RATES * jnp.abs(values[-1]) + _EQUAL_SIGMAS * jnp.maximum(spread, spread[-1])
     top = values >= values[-1] - slack
     top = top & (values > 0.5 * values[-1])  # however large the errors are
@@ -107,7 +107,7 @@ class Growth(eqx.Module):
         """
         values, vectors = jnp.linalg.eigh(jnp.mean(self.linear_signal, axis=0))
         along = jnp.einsum("pk,rpq,qk->rk", vectors, self.linear_signal, vectors)
-        noise = jnp.std(along, axis=0, ddof=1) / np.sqrt(along.shape[0])
+        noise = standard_error(along)
         floor = _SIGNAL_ROUNDING + _BIAS_FACTOR * self.field_error**2
         return vectors, (values > _LINEAR_SIGMAS * noise) & (values > floor)
 
@@ -282,8 +282,7 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     squared = jnp.where(exact, 0.0, 1.0 / rate) ** 2
     # the mean of 1/λ_r is biased; 1/λ to first order in λ_r - λ is not
     replicas = jnp.where(exact, alpha, alpha - (rates.replicas - rate) * squared)
-    statistical = jnp.std(rates.replicas, ddof=1) / np.sqrt(len(replicas))
-    stderr = jnp.where(exact, 0.0, jnp.hypot(statistical, rates.error) * squared)
+    stderr = jnp.where(exact, 0.0, jnp.hypot(standard_error(rates.replicas), rates.error) * squared)
     projector = jnp.where(is_linear, vectors, 0.0) @ vectors.T
     subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, last.subspace))
     root = sqrt_psd(S)

@@ -102,7 +102,7 @@ NUMBERS = {
     "free entropy, phase retrieval": (lambda: smi.free_entropy(PHASE, 0.8, 0.4, **FEW).value, [-0.58021027465]),
     "free entropy, attention": (lambda: smi.free_entropy(ONE, 0.4, 0.5, **FEW).value, [-0.83499048647]),
     "prediction error, sign": (lambda: plug_in(smi.links.sign(), 0.6), [0.85546875]),
-    "weak recovery, phase retrieval": (lambda: threshold(PHASE), [0.5425772278, 0.0050995191006]),
+    "weak recovery, phase retrieval": (lambda: threshold(PHASE), [0.5425772278, 0.0084316014219]),
     "weak recovery, product of signs": (lambda: threshold(smi.links.sign_product(2))[:1], [2.4674011003]),
     "weak recovery, three tokens": (lambda: threshold(smi.DeepAttention(1, 3))[:1], [0.085213622843]),
     "weak recovery, two layers": (lambda: threshold(TWO)[:1], [0.18480449037]),

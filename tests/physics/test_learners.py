@@ -62,6 +62,17 @@ def ridge_regression(alpha, ridge, noise):
     return np.array([q, m, V, train, alpha * train + 0.5 * ridge * q, c, 0.5 * error])
 
 
+def test_a_linear_loss_is_hebbian_learning():
+    """W = Σ y x/(λ√D): m = α E|z|/λ, q = m² + α/λ²; a second derivative of zero is one."""
+    alpha, ridge = 2.0, 0.5
+    hebbian = smi.Erm(LINEAR, loss=lambda prediction, y: -jnp.sum(prediction * y), ridge=ridge)
+    solution = solve(smi.links.sign(), alpha, hebbian)
+    m = alpha * np.sqrt(2.0 / np.pi) / ridge
+    assert numbers(solution, "teacher_overlap", "overlap") == pytest.approx(
+        [m, m * m + alpha / ridge**2], rel=1e-6
+    )
+
+
 RIDGE = [(0.5, 1.0, 0.0), (1.0, 0.01, 0.25), (1.5, 0.3, 0.25), (0.3, 0.001, 0.1), (1.2, 3.0, 0.0)]
 
 
