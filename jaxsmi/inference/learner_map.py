@@ -12,11 +12,13 @@ inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
@@ -47,6 +49,9 @@ _NETS = 16
 _SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂ that are a jump
 _SUSPECT = 2.0  # above which V̂ is taken by parts
 _NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
+# Ridges from which a run that does not end comes down (empirical: from larger factors than four it
+# does not arrive)
+_EASY_RIDGE, _RIDGES = 0.1, 8
 
 
 class AbstractLearnerMap(AbstractOrderMap):
@@ -110,7 +115,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
         points_per_net, nets = averages.sizes(_POINTS, _NETS, 4)
         # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
-        use_parts = jnp.asarray(student.noisy_divergence or student.may_jump)
+        use_parts = jnp.asarray(student.regularity.kinks or student.regularity.jumps)
         problem = cls(teacher, alpha, key, student, points_per_net, nets, use_parts)
         x = problem._initial(start)
         alpha = nan_unless(alpha, validate.valid(teacher), validate.valid(x))
@@ -217,8 +222,8 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     def solve(self, start: OrderParameters, settings: Settings) -> tuple[Self, Run[AndersonState]]:
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
-        run = self.iterate(start, settings)
-        if not (self.learner.may_jump and settings.newton):
+        run = self._through_ridges(start, self.iterate(start, settings), settings)
+        if not (self.learner.regularity.jumps and settings.newton):
             return self, run
         use_parts = _differ(_answers(frozen(self), run.state.x), _SUSPECT)
         if concrete(use_parts) and bool(use_parts):
@@ -226,6 +231,25 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         problem = eqx.tree_at(lambda p: p.use_parts, self, use_parts)
         end = problem.iterate(run.state.x, settings)
         return problem, Run(end.state, run.step + end.step, end.result, run.history)
+
+    def _through_ridges(
+        self, start: OrderParameters, run: Run[AndersonState], settings: Settings
+    ) -> Run[AndersonState]:
+        """A run that did not end, again from the ends at larger ridges (outside jit): as λ vanishes
+        norms grow, V up to 1/λ, too far from any start."""
+        ridge = self.learner.ridge
+        if not (settings.newton and concrete((run.result, ridge)) and 0.0 < ridge < _EASY_RIDGE):
+            return run
+        if int(run.result) != Result.MAX_STEPS:
+            return run
+        x, last = start, _EASY_RIDGE
+        for larger in np.geomspace(_EASY_RIDGE, float(ridge), _RIDGES):
+            # V is of the order 1/λ where labels can be fitted, and stays there
+            x = eqx.tree_at(lambda x: x.covariance, x, x.covariance * last / larger)
+            problem = eqx.tree_at(lambda p: p.learner.ridge, self, jnp.asarray(larger, ridge.dtype))
+            run, last = problem.iterate(x, settings), larger
+            x = run.state.x
+        return run
 
     def end(self, run: Run[AndersonState]) -> End:
         """The fixed point with its error bars, from one evaluation and its derivatives."""
@@ -258,9 +282,10 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         moved = jax.vmap(carried)(gaps(values, value), gaps(each, measured))
         # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
         rest = carried(gaps(value, x), dict.fromkeys(measured, jnp.zeros(())))
-        errors = jax.tree.map(lambda a, c: jnp.hypot(standard_error(a), c), moved, rest)
+        spread = jax.tree.map(standard_error, moved)
+        errors = jax.tree.map(jnp.hypot, spread, rest)
 
-        code = self._code(run, answers, stability)
+        code = self._code(run, answers, stability, _within(rest, spread, vars(x)))
         sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)
         errors = jax.tree.map(lambda e: jnp.where(sound, e, missing()), errors)
         fields = {
@@ -271,16 +296,30 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         }
         return End(x, vars(x) | measured, J, errors, code, fields)
 
-    def _code(self, run: Run[AndersonState], answers: LearnerAverages, stability: Array) -> Array:
+    def _code(
+        self, run: Run[AndersonState], answers: LearnerAverages, stability: Array, steady: Array
+    ) -> Array:
         """UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed."""
-        success = run.result == Result.SUCCESS
-        jumps = self.learner.may_jump & _differ(answers, _SIGNIFICANT)
+        # on a finite number of points the map of a loss with kinks jumps: x is an end where its
+        # distance to the fixed point is within its statistical error
+        success = (run.result == Result.SUCCESS) | steady & (run.result == Result.MAX_STEPS)
+        result = jnp.where(success, int(Result.SUCCESS), run.result)
+        regularity = self.learner.regularity
+        jumps = regularity.jumps & _differ(answers, _SIGNIFICANT)
+        # of a convex loss at most one: above it is an error of the sampled averages
+        broken = (stability >= 1.0) & (not regularity.convex)
         missed = answers.residual > self.learner.tolerance
-        code = jnp.where(success & missed, Result.INACCURATE, run.result)
-        return jnp.where(success & ((stability >= 1.0) | jumps), Result.UNSTABLE, code)
+        code = jnp.where(success & missed, Result.INACCURATE, result)
+        return jnp.where(success & (broken | jumps), Result.UNSTABLE, code)
 
 
 _answers = eqx.filter_jit(LearnerMap.answers)
+
+
+def _within(distance: Numbers, spread: Numbers, names: Iterable[str]) -> Array:
+    """Every entry of the distances of these numbers is within its spread."""
+    inside = [jnp.all(jnp.abs(distance[name]) <= spread[name]) for name in names]
+    return jnp.all(jnp.stack(inside))
 
 
 def _aligned(indices: int, S: Array) -> Array:

@@ -14,7 +14,7 @@ inputs. Source: [Cui24], [theory: empirical-risk, sections 2 and 3].
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -39,6 +39,15 @@ class OrderParameters(eqx.Module):
     teacher_overlap: Array
     covariance: Array
     direction_overlap: Array
+
+
+class Regularity(NamedTuple):
+    """How smooth a response g is in ω. `kinks`: V̂ comes by partial integration, as the divergence
+    of g is noisy; `jumps`: g may jump; `convex`: replicas cannot break their symmetry."""
+
+    kinks: bool = False
+    jumps: bool = False
+    convex: bool = False
 
 
 class Conjugates(eqx.Module):
@@ -185,15 +194,9 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         return jnp.asarray(jnp.nan)
 
     @property
-    def noisy_divergence(self) -> bool:
-        """True if g has kinks in ω: V̂ then comes by partial integration, as the divergence of g
-        is noisy."""
-        return False
-
-    @property
-    def may_jump(self) -> bool:
-        """True if g may jump in ω."""
-        return False
+    def regularity(self) -> Regularity:
+        """How smooth g is in ω."""
+        return Regularity()
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
         """Return the loss (n,) of predictions on labels; NaN for a posterior."""

@@ -32,6 +32,7 @@ from jaxsmi.learners.base import (
     AbstractIndexLearner,
     Conjugates,
     Law,
+    Regularity,
     TeacherLaw,
     WeightAverages,
     linear_weight_averages,
@@ -119,14 +120,10 @@ class Erm(AbstractIndexLearner):
         return True
 
     @property
-    def noisy_divergence(self) -> bool:
-        """True if the proximal point is given by a formula, as for losses with kinks."""
-        return self.prox is not None
-
-    @property
-    def may_jump(self) -> bool:
-        """True if the loss is not convex in the fields."""
-        return not self.convex and self.prox is None
+    def regularity(self) -> Regularity:
+        """Kinks where the proximal point is a formula; jumps where the loss is not convex."""
+        kinks, convex = self.prox is not None, bool(self.convex)
+        return Regularity(kinks, jumps=not (convex or kinks), convex=convex)
 
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
         r"""Return R(W)/D on a data set: the number that descent, message passing and theory share.

@@ -137,3 +137,16 @@ def test_symmetric_committee_specialises():
         assert bool(run.converged)
         assert float(run.stability) < 1.0
         assert np.all(run.cosine**2 > 0.7)
+
+
+def test_a_matrix_that_contradicts_its_labels_is_overconfident():
+    """From a tiny start of |S·x| the overlap grows far above what is shared with the teacher, C
+    falls to 2e-4, and the labels are missed; from one of the size of its chance overlap the run
+    learns. d = 60."""
+    model, key = smi.Bilinear(1.0, 0.2, output="absolute"), jax.random.key(1005)
+    data = model.sample(key, dimension=60, alpha=0.8)
+    tiny = smi.gamp(model, data, key=key, start=1e-3, iteration=smi.Iteration(damping=0.7))
+    assert tiny.result == smi.Result.OVERCONFIDENT
+    assert float(jnp.ravel(tiny.covariance)[0]) < 1e-3
+    default = smi.gamp(model, data, key=key, start=0.1)
+    assert float(jnp.ravel(default.cosine)[0]) > 0.999
