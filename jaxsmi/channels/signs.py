@@ -6,6 +6,7 @@ Equations here (ω, V as in channels/base.py; φ, Φ the Gaussian density and di
 * sign, y = sign(z + √Δ ξ):                  Z_out = Φ(y ω/√(V + Δ))
 * logistic, P(y|z) = ς(βyz):                 Z_out = ∫ Dt ς(β(yω + √V t))
 * parity of two signs, y = sign(z_1 z_2):    Z_out = P(z_1 z_2 y > 0), each quadrant an integral
+  over its correlation (Plackett's identity)
 * parity of three, y = sign(z_1 z_2 z_3):    Z_out = (1 + y T)/2, T = E s_1 s_2 s_3, by Plackett's
   identity ∂T/∂V_ij = 4 N_2(z_i = z_j = 0) E[s_k | z_i = z_j = 0], integrated along
   V(λ) = diag V + λ (V - diag V):
@@ -37,7 +38,9 @@ from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.roots import bisect
 
-_PANEL_NODES, _PANEL_WEIGHTS = legendre(64)
+_QUADRANT_NODES, _QUADRANT_WEIGHTS = legendre(40)
+# Of the logarithm of an integrand, below which it is rounding, and where 1/cosh t has fallen by it
+_FALL, _REACH = 40.0, 45.0
 _PLACKETT_NODES, _PLACKETT_WEIGHTS = legendre(48)
 
 # The logistic integral is a trapezoidal sum around the largest term. Its error is e^{-2π²/(βh√V)},
@@ -187,37 +190,45 @@ class SquarePlusSignParityChannel(ClosedFormChannel):
 def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     r"""log P(x > -a, x' > -b) for standard Gaussians of correlation ρ.
 
-    = log ∫_0^∞ φ(s - a) Φ((b + ρ (s - a))/√(1-ρ²)) ds. The integrand is log-concave: bisection
-    finds its mode on s >= 0 and, on either side, where it has fallen by e^{-40}; 64 Gauss-Legendre
-    nodes on each panel do the rest. Derivatives have closed forms (`_quadrant_tangent`).
+    P grows with ρ by their density at (a, b), from max(0, Φ(a) - Φ(-b)) at ρ = -1, so that nothing
+    cancels. With ρ = tanh t
+
+        P = max(0, Φ(a) - Φ(-b)) + (1/2π) ∫_{-∞}^{artanh ρ} dt e^{-E(t)}/cosh t,
+        E = ¼(a² + b²) + ⅛[(a - b)² e^{2t} + (a + b)² e^{-2t}]
+
+    whose logarithm is concave and smooth on the scale one: bisection finds its mode and where it
+    has fallen by e^{-40}; 40 Gauss-Legendre nodes on either side do the rest. Derivatives have
+    closed forms (`_quadrant_tangent`).
     """
-    root = jnp.sqrt(1.0 - rho**2)
+    across, along = 0.125 * (a - b) ** 2, 0.125 * (a + b) ** 2
+    most = 1.0 - jnp.finfo(rho.dtype).eps
+    end = jnp.arctanh(jnp.clip(rho, -most, most))
 
-    def log_integrand(s: Array, a: Array, b: Array, rho: Array, root: Array) -> Array:
-        x = s - a
-        return -0.5 * x * x + log_ndtr((b + rho * x) / root)
+    def log_integrand(t: Array) -> Array:
+        log_cosh = jnp.abs(t) + jnp.log1p(jnp.exp(-2.0 * jnp.abs(t))) - np.log(2.0)
+        return -across * jnp.exp(2.0 * t) - along * jnp.exp(-2.0 * t) - log_cosh
 
-    fixed = (a, b, rho, root)
-    zero = a * 0.0
-    end = jnp.abs(a) + jnp.abs(b) + 15.0
-    slope = jax.grad(log_integrand)
-    # the ends of panels do not need many digits
-    mode = bisect(lambda s: slope(s, *fixed) <= 0.0, zero, end, 25)
-    cutoff = log_integrand(mode, *fixed) - 40.0
-    high = bisect(lambda s: log_integrand(s, *fixed) <= cutoff, mode, mode + 10.0, 12)
-    low = bisect(lambda s: log_integrand(s, *fixed) >= cutoff, zero, mode, 16)
-    low = jnp.where(log_integrand(zero, *fixed) >= cutoff, zero, low)
-    # panels meet at the mode, and around the step of Φ, narrow where the correlation is strong
-    slow = jnp.where(jnp.abs(rho) > 1e-3, rho, 1e-3)
-    turn = a - b / slow
-    width = 12.0 * root / jnp.abs(slow)
-    cuts = jnp.stack([low, mode, high, turn - width, turn + width])
-    cuts = jnp.sort(jnp.clip(cuts, low, high))
-    half = 0.5 * (cuts[1:] - cuts[:-1])[:, None]
-    s = (0.5 * (cuts[1:] + cuts[:-1])[:, None] + half * jnp.asarray(_PANEL_NODES)).ravel()
-    weights = (half * jnp.asarray(_PANEL_WEIGHTS)).ravel()
-    values = jax.vmap(lambda x: log_integrand(x, a, b, rho, root))(s)
-    return logsumexp(values, b=weights) - 0.5 * jnp.log(2 * jnp.pi)
+    def slope(t: Array) -> Array:
+        return 2.0 * (along * jnp.exp(-2.0 * t) - across * jnp.exp(2.0 * t)) - jnp.tanh(t)
+
+    bound = jnp.full_like(end, 20.0)
+    mode = jnp.minimum(bisect(lambda t: slope(t) <= 0.0, -bound, bound, 20), end)
+    top = log_integrand(mode)
+    above = lambda t: log_integrand(t) >= top - _FALL
+    # concave: below its tangent
+    reach = jnp.minimum(_REACH, _FALL / jnp.maximum(slope(mode), 1e-3))
+    low = bisect(above, mode - reach, mode, 12)
+    high = jnp.minimum(bisect(lambda t: ~above(t), mode, mode + _REACH, 12), end)
+    centre = 0.5 * jnp.stack([mode + low, high + mode])[:, None]
+    half = 0.5 * jnp.stack([mode - low, high - mode])[:, None]
+    terms = jnp.exp(log_integrand(centre + half * jnp.asarray(_QUADRANT_NODES)) - top)
+    integral = jnp.sum(half * jnp.asarray(_QUADRANT_WEIGHTS) * terms)
+    grown = jnp.log(integral) + top - 0.25 * (a**2 + b**2) - np.log(2.0 * np.pi)
+    # Φ(a) - Φ(-b) = Φ(b) - Φ(-a): the smaller of the two first keeps its digits
+    less, more = log_ndtr(jnp.minimum(a, b)), log_ndtr(-jnp.maximum(a, b))
+    apart = a + b > 0.0
+    rest = less + jnp.log(-jnp.expm1(jnp.where(apart, more - less, -1.0)))
+    return jnp.logaddexp(grown, jnp.where(apart, rest, -jnp.inf))
 
 
 @log_quadrant.defjvp
@@ -229,13 +240,13 @@ def _quadrant_tangent(
     value = log_quadrant(a, b, rho)
     root = jnp.sqrt(1.0 - rho**2)
 
-    def along(x: Array, other: Array) -> Array:
+    def edge(x: Array, other: Array) -> Array:
         log_density = -0.5 * x**2 - 0.5 * np.log(2 * np.pi)
         return jnp.exp(log_density + log_ndtr((other - rho * x) / root) - value)
 
     joint = -0.5 * (a**2 - 2.0 * rho * a * b + b**2) / root**2 - jnp.log(2 * np.pi * root)
     da, db, drho = tangent
-    return value, along(a, b) * da + along(b, a) * db + jnp.exp(joint - value) * drho
+    return value, edge(a, b) * da + edge(b, a) * db + jnp.exp(joint - value) * drho
 
 
 def log_parity(y: Array | float, w: Array, V: Array) -> Array:
