@@ -42,7 +42,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, missing_array
+from jaxsmi.core.arrays import PyTree, concrete, frozen, missing_array
 from jaxsmi.core.display import describe, format_estimate, number, safe_repr
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
@@ -655,6 +655,21 @@ def run_solver(
             chunks = _CHUNK_SECONDS / max(time.perf_counter() - start, 1e-9)
             chunk = chunk if several_hosts else max(int(chunk * min(chunks, 8.0)), 1)
     return run
+
+
+def one_by_one(function: Callable[[], PyTree]) -> PyTree:
+    """`function()`, a tree of arrays, constant under differentiation; where it is vmapped on a CPU,
+    for one element of the batch after the other.
+
+    The loops of a batch run until its last element is done, and conditions take both branches: six
+    α of one model would take six times as long as the slowest of them.
+    """
+    if jax.default_backend() != "cpu":
+        return function()
+    closed = eqx.filter_closure_convert(function)
+    arrays, rest = eqx.partition(closed, eqx.is_array)
+    call = jax.custom_batching.sequential_vmap(lambda arrays: eqx.combine(arrays, rest)())
+    return call(frozen(arrays))
 
 
 class GeometricDecay(eqx.Module):

@@ -31,7 +31,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, array_module, frozen, missing, nan_unless
+from jaxsmi.core.arrays import PyTree, array_module, concrete, frozen, missing, nan_unless
 from jaxsmi.core.driver import (
     INACCURATE_SHARE,
     AbstractSolver,
@@ -39,6 +39,7 @@ from jaxsmi.core.driver import (
     Run,
     Solution,
     init_run,
+    one_by_one,
     run_solver,
 )
 from jaxsmi.core.options import Averages, Start
@@ -143,7 +144,11 @@ class AbstractOrderMap(eqx.Module):
 def run_from(solver: AbstractSolver[_State], settings: Settings) -> Run[_State]:
     """Run a solver from its start."""
     steps = settings.max_steps
-    return run_solver(solver, init_run(solver, steps), steps, label=settings.label)
+
+    def whole() -> Run[_State]:
+        return run_solver(solver, init_run(solver, steps), steps, label=settings.label)
+
+    return whole() if concrete(solver) else one_by_one(whole)
 
 
 @eqx.filter_jit

@@ -139,6 +139,7 @@ def test_symmetric_committee_specialises():
         assert np.all(run.cosine**2 > 0.7)
 
 
+@pytest.mark.slow
 def test_a_matrix_that_contradicts_its_labels_is_overconfident():
     """From a tiny start of |S·x| the overlap grows far above what is shared with the teacher, C
     falls to 2e-4, and the labels are missed; from one of the size of its chance overlap the run

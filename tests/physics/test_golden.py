@@ -124,6 +124,12 @@ NUMBERS = {
 }
 # fmt: on
 SLOW = {
+    "message passing, softmax of a matrix",
+    "message passing, linear",
+    "state evolution, attention",
+    "state evolution, bilinear",
+    "state evolution, binary prior",
+    "weak recovery, two layers",
     "state evolution, sparse prior",
     "state evolution, correlated prior",
     "state evolution, two layers",

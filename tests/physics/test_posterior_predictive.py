@@ -141,7 +141,8 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(RUNS, "sign"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
 def test_the_posterior_of_a_run_is_calibrated(name):
     """On fresh inputs of each data set, E(y - mean)² = E std² (Nishimori), and both are the Bayes
     error, of the run and of theory, but for the spread of data sets and O(1/D)."""

@@ -248,3 +248,14 @@ def test_posteriors_do_not_depend_on_their_batch(model):
     chex.assert_trees_all_close(back, in_units(together), rtol=0, atol=1e-11)
     seventh = jax.tree.map(lambda values: values[7], in_units(together))
     chex.assert_trees_all_close(in_units(alone), seventh, rtol=0, atol=1e-9)
+
+
+def test_state_evolution_of_a_batch_is_a_loop_of_calls():
+    """On a CPU, to the last bit: no α waits for the others, and no sample takes their branches."""
+    solve = lambda alpha: smi.state_evolution(smi.links.sign(), alpha, key=KEY, **CHEAP)
+    pick = lambda solution: (solution.covariance, solution.steps, solution.result)
+    batch = jax.jit(jax.vmap(lambda alpha: pick(solve(alpha))))(jnp.asarray(ALPHAS))
+    one = jax.jit(lambda alpha: pick(solve(alpha)))
+    loop = [one(jnp.asarray(alpha)) for alpha in ALPHAS]
+    chex.assert_trees_all_close(batch, jax.tree.map(lambda *x: jnp.stack(x), *loop), rtol=1e-14)
+    assert len(set(np.asarray(batch[1]))) > 1
