@@ -41,6 +41,7 @@ from jaxsmi.numerics.roots import bisect
 _QUADRANT_NODES, _QUADRANT_WEIGHTS = legendre(40)
 # Of the logarithm of an integrand, below which it is rounding, and where 1/cosh t has fallen by it
 _FALL, _REACH = 40.0, 45.0
+_LOG_2 = float(np.log(2.0))
 _PLACKETT_NODES, _PLACKETT_WEIGHTS = legendre(48)
 
 # The logistic integral is a trapezoidal sum around the largest term. Its error is e^{-2π²/(βh√V)},
@@ -205,7 +206,7 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     end = jnp.arctanh(jnp.clip(rho, -most, most))
 
     def log_integrand(t: Array) -> Array:
-        log_cosh = jnp.abs(t) + jnp.log1p(jnp.exp(-2.0 * jnp.abs(t))) - np.log(2.0)
+        log_cosh = jnp.abs(t) + jnp.log1p(jnp.exp(-2.0 * jnp.abs(t))) - _LOG_2
         return -across * jnp.exp(2.0 * t) - along * jnp.exp(-2.0 * t) - log_cosh
 
     def slope(t: Array) -> Array:

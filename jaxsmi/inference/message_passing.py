@@ -80,11 +80,8 @@ _PARITY_FIELDS = 64  # fields at which the parity of a link is looked at
 # room for fluctuations at small D.
 _MIN_KEPT = 0.5
 _NO_ROW = 1e-6  # of the whole estimate: a row that is none
-_MISFIT = 4.0  # a ratio of labels' distances: V is off by as much
+_MISFIT = 4.0  # a ratio of labels' distances: V is off by as much, or by more
 _UNEXPLAINED = 0.05  # of the labels' variance: the estimate does not reproduce noiseless labels
-# Of S: a run without noise that leaves less open claims to reproduce labels; and of their variance:
-# labels that are not (wrong ends of a matrix: above one)
-_CERTAIN, _CONTRADICTED = 0.01, 0.25
 _KICKS = 3  # of a run that stands at unstable points (empirical: one is enough)
 _KICK = 0.1  # its size: Q changes by 0.01 in the unstable direction
 _KICKED, _OTHER_STARTS = 1000, 2000  # streams of keys
@@ -643,9 +640,11 @@ def _overconfident(problem: GampIteration, end: Run[GampLoopState]) -> Array:
     distance = jnp.mean((outputs - labels) ** 2)
     spread = jnp.mean((labels - jnp.mean(labels, 0)) ** 2)
     unexplained = (end.result == Result.RECOVERED) & ~(distance < _UNEXPLAINED * spread)
-    certain = jnp.trace(state.covariance) < _CERTAIN * jnp.trace(observations.second_moment)
-    claimed = observations.model.channel.noiseless & quiet & certain
-    return missed | unexplained | claimed & (distance > _CONTRADICTED * spread)
+    # without noise labels are missed by the root of what is open where they jump, else by less
+    unknown = jnp.sqrt(jnp.trace(state.covariance) / jnp.trace(observations.second_moment))
+    noiseless = observations.model.channel.noiseless
+    contradicted = noiseless & quiet & (distance > _MISFIT * unknown * spread)
+    return missed | unexplained | contradicted
 
 
 def _regressed(start: Array, W: Array) -> Array:

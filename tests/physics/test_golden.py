@@ -123,27 +123,6 @@ NUMBERS = {
     "ridge regression": (lambda: smi.baselines.ridge_error(np.asarray([0.5, 2.0]), np.asarray([0.1, 1.0]), 0.1), [0.57416573868, 0.22781745931]),
 }
 # fmt: on
-SLOW = {
-    "message passing, softmax of a matrix",
-    "message passing, linear",
-    "state evolution, attention",
-    "state evolution, bilinear",
-    "state evolution, binary prior",
-    "weak recovery, two layers",
-    "state evolution, sparse prior",
-    "state evolution, correlated prior",
-    "state evolution, two layers",
-    "derivative in α, phase retrieval",
-    "derivatives in α and noise",
-    "message passing, phase retrieval",
-    "message passing, attention",
-    "message passing, bilinear",
-    "online SGD, flow",
-    "online SGD, largest rate",
-    "weak recovery, product of signs",
-    "descent",
-}
-MARKED = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NUMBERS]
 
 
 def compare(name, **tolerance):
@@ -152,7 +131,8 @@ def compare(name, **tolerance):
     np.testing.assert_allclose(found, expected, **tolerance)
 
 
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NUMBERS)
 def test_number_of_the_version_before(name):
     # measured: 8e-11 at most, of eleven digits; another processor rounds sums in another order
     compare(name, rtol=1e-8, atol=1e-12)

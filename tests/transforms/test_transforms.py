@@ -251,7 +251,7 @@ def test_posteriors_do_not_depend_on_their_batch(model):
 
 
 def test_state_evolution_of_a_batch_is_a_loop_of_calls():
-    """On a CPU, to the last bit: no α waits for the others, and no sample takes their branches."""
+    """On a CPU: no α waits for the others, and no sample takes their branches."""
     solve = lambda alpha: smi.state_evolution(smi.links.sign(), alpha, key=KEY, **CHEAP)
     pick = lambda solution: (solution.covariance, solution.steps, solution.result)
     batch = jax.jit(jax.vmap(lambda alpha: pick(solve(alpha))))(jnp.asarray(ALPHAS))
