@@ -111,56 +111,84 @@ def redraw_labels(
 
 
 def draw_posteriors(
-    channel: AbstractChannel, Q: Array, V: Array, *, key: PRNGKeyArray, points: int, nets: int
+    channel: AbstractChannel,
+    Q: Array | None,
+    V: Array,
+    *,
+    key: PRNGKeyArray,
+    points: int,
+    nets: int,
 ) -> Posterior:
-    """Compute the posteriors of points × nets labels that are drawn at overlap Q, net by net."""
+    """Compute the posteriors of points × nets labels that are drawn at overlap Q, net by net; None:
+    at Q = 0."""
     P, M, count = channel.indices, channel.tokens, points * nets
-    normals = randomised_gaussians(key, points, nets, 2 * P * M + channel.noise_size)
+    open_fields = 0 if Q is None else P * M
+    normals = randomised_gaussians(key, points, nets, open_fields + P * M + channel.noise_size)
     normals = normals.reshape(count, -1)
-    xi, eta, noise = jnp.split(normals, [P * M, 2 * P * M], axis=1)
-    omega = jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi.reshape(count, P, M))
+    xi, eta, noise = jnp.split(normals, [open_fields, open_fields + P * M], axis=1)
     # a lower triangular root keeps each index on its own coordinates of the net
     root = jnp.linalg.cholesky(V)
-    fields = omega + jnp.einsum("pq,nqm->npm", root, eta.reshape(count, P, M))
+    fields, omega = jnp.einsum("pq,nqm->npm", root, eta.reshape(count, P, M)), None
+    if Q is not None:
+        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi.reshape(count, P, M))
+        fields = omega + fields
     statistic = jax.vmap(channel.observe)(fields, noise)
     # another stream than that of the points: inner nodes must not depend on them
     return _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
 
 
 def weighted_posteriors(
-    channel: AbstractChannel, Q: Array, V: Array, *, key: PRNGKeyArray, points: int, nets: int
+    channel: AbstractChannel,
+    Q: Array | None,
+    V: Array,
+    *,
+    key: PRNGKeyArray,
+    points: int,
+    nets: int,
 ) -> tuple[Posterior, Array]:
-    """Compute posteriors at overlap Q with weights (n,) of mean one, net by net: of drawn labels of
-    weight one, or, if labels are finitely many, of each at every ω, weighted by its probability
-    Z_out."""
+    """Compute posteriors at overlap Q (None: zero) with weights (n,) of mean one, net by net: of
+    drawn labels of weight one, or, if labels are finitely many, of each at every ω, weighted by its
+    probability Z_out."""
     outcomes = channel.outcomes
     if outcomes is None:
         post = draw_posteriors(channel, Q, V, key=key, points=points, nets=nets)
         return post, jnp.ones_like(post.log_partition)
-    P, M = channel.indices, channel.tokens
-    xi = randomised_gaussians(key, points, nets, P * M).reshape(-1, P, M)
     # the sum over labels is exact at every ω: no fields and no noise are drawn
-    omega = jnp.repeat(jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi), len(outcomes), axis=0)
-    labels = jnp.tile(outcomes, (len(xi), *[1] * (outcomes.ndim - 1)))
+    omega, draws = None, nets
+    if Q is not None:
+        P, M = channel.indices, channel.tokens
+        xi = randomised_gaussians(key, points, nets, P * M).reshape(-1, P, M)
+        omega = jnp.repeat(jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi), len(outcomes), axis=0)
+        draws = len(xi)
+    labels = jnp.tile(outcomes, (draws, *[1] * (outcomes.ndim - 1)))
     statistic = channel.statistic(labels)
     post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
-    return post, len(outcomes) * jnp.exp(post.log_partition)
+    # random nodes give sums of probabilities that are one on average only
+    log_odds = post.log_partition.reshape(-1, len(outcomes))
+    return post, len(outcomes) * jax.nn.softmax(log_odds, axis=1).reshape(-1)
 
 
 def _respond_by_net(
-    channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray, nets: int
+    channel: AbstractChannel,
+    statistic: Array,
+    omega: Array | None,
+    V: Array,
+    key: PRNGKeyArray,
+    nets: int,
 ) -> Posterior:
     averaging = channel.averaging
-    if not channel.random_nodes:
+
+    def respond(statistic: Array, omega: Array | None, key: PRNGKeyArray) -> Posterior:
+        if omega is None:
+            return averaging.respond_unlearned(statistic, V, key)
         return averaging.respond(statistic, omega, V, key)
+
+    if not averaging.random_nodes:
+        return respond(statistic, omega, key)
     # each net has random nodes of its own, so that the spread over nets holds their error, too:
     # nodes that nets share would err alike in all of them
-    split = lambda x: x.reshape(nets, -1, *x.shape[1:])
-    keys = jax.random.split(key, nets)
-    post = lax.map(
-        lambda part: averaging.respond(part[0], part[1], V, part[2]),
-        (split(statistic), split(omega), keys),
-    )
+    parts = jax.tree.map(lambda x: x.reshape(nets, -1, *x.shape[1:]), (statistic, omega))
+    post = lax.map(lambda part: respond(*part), (*parts, jax.random.split(key, nets)))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), post)
 
 
@@ -293,6 +321,11 @@ class AbstractChannel(AbstractLabels):
     @abc.abstractmethod
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Compute the posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
+
+    def respond_unlearned(self, statistic: Array, V: Array, key: Key = None) -> Posterior:
+        """Compute the posterior of a batch at ω = 0, which labels may share work at."""
+        omega = jnp.zeros((len(statistic), self.indices, self.tokens), V.dtype)
+        return self.respond(statistic, omega, V, key)
 
     @property
     @abc.abstractmethod

@@ -35,7 +35,7 @@ from jaxtyping import Array
 from jaxsmi.channels.base import AbstractChannel, Key, Posterior
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.numerics.refining import Budget, FieldMoments, Integral, Respond, self_refining_moments
-from jaxsmi.numerics.refining_rules import Nodes, grid_fits
+from jaxsmi.numerics.refining_rules import Nodes
 from jaxsmi.numerics.refining_sums import Branch, moments_of, sums_over
 
 # |τ_i| + |τ_j|, two deviations each: factor from an error of the means to one of second moments
@@ -75,7 +75,7 @@ class FibreChannel(AbstractChannel):
     @property
     def random_nodes(self) -> bool:
         """True if the open variables are more than a grid can cover."""
-        return not grid_fits(self.open_variables, self.budget.max_nodes)
+        return not self.budget.grid_fits(self.open_variables)
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Compute the posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
@@ -92,7 +92,7 @@ class FibreChannel(AbstractChannel):
         m = moments
         return Posterior(
             m.log_mass - fibre.log_norm,
-            m.g.reshape(omega.shape),
+            m.g.reshape(-1, self.indices, self.tokens),
             m.dg,
             m.ess,
             m.error,

@@ -33,6 +33,10 @@ from jaxsmi.numerics.refining_sums import Branch
 _SLOPE_POINTS = 8
 _SLOPE_STEP = 1e-2
 _BLOCK_SIZE = 4096
+# averages of two fields and more take random nodes, with so many times the tolerance, at most 0.3
+# (empirical, docstring of `averaging`)
+_RANDOM_FROM = 2
+_LOOSER, _LOOSEST = 300.0, 0.3
 # widths in one variable that call for 256 and for 8192 nodes, which resolve a kink and a jump
 _KINK_WIDTH = 0.017
 _JUMP_WIDTH = 5.2e-4
@@ -122,6 +126,22 @@ class IntegratedChannel(FibreChannel):
     def open_variables(self) -> int:
         """Number of all fields."""
         return self.indices * self.tokens
+
+    @property
+    def averaging(self) -> IntegratedChannel:
+        """The same channel on random nodes, for two fields and more.
+
+        Products of independent halves have no noise of nodes on average, so that 300 times the
+        tolerance is enough: of weak recovery for a product of two fields, |z_1| + |z_2| + |z_3| and
+        tanh(z_1) tanh(z_2) with noise, error bars are 1.0, 1.6 and 2.1 times those at 100 times the
+        tolerance, in a third of the time; a state evolution of the product takes a sixth of that on
+        grids.
+        """
+        if self.open_variables < _RANDOM_FROM:
+            return self
+        tolerance = jnp.minimum(_LOOSER * self.budget.tolerance, _LOOSEST)
+        budget = Budget(tolerance, self.budget.max_nodes, grids=False)
+        return eqx.tree_at(lambda c: c.budget, self, budget)
 
     @property
     def outcomes(self) -> Array | None:
@@ -221,25 +241,33 @@ class IntegratedChannel(FibreChannel):
         widths = jnp.where(self.kinked, jnp.minimum(widths, _KINK_WIDTH), widths)
         return jnp.where(self.jumps, jnp.minimum(widths, _JUMP_WIDTH), widths)
 
+    def respond_unlearned(self, statistic: Array, V: Array, key: Key = None) -> Posterior:
+        """Compute the posterior of a batch at ω = 0."""
+        return self.respond(statistic, jnp.zeros((self.indices, self.tokens), V.dtype), V, key)
+
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
         """Return the integrals over all fields for labels (N, ...)."""
         P, M = self.indices, self.tokens
+        shared = omega.ndim == 2
 
-        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
-            labels, w = block
+        def integrand(block: tuple[Array, ...], t: Array) -> tuple[Array, list[Branch]]:
             # no residuals: all fields are nodes, and the moments are those of t
-            deviation = jnp.einsum("pq,nqm->npm", root, t.reshape(-1, P, M))
-            at_nodes = jax.vmap(self.log_probability, in_axes=(None, 0))
-            value = jax.vmap(lambda y, o: at_nodes(y, o + deviation))(labels, w)
+            deviation = jnp.einsum("pq,qmn->pmn", root, t.T.reshape(P, M, -1))
+            # nodes on the last axis: sums over a few fields would not be vectorised there
+            at_nodes = jax.vmap(self.log_probability, in_axes=(None, -1))
+            if shared:  # the link is then evaluated once for all labels
+                value = jax.vmap(lambda y: at_nodes(y, omega[..., None] + deviation))(block[0])
+            else:
+                value = jax.vmap(lambda y, o: at_nodes(y, o[..., None] + deviation))(*block)
             return jnp.ones_like(value), [Branch(value, [])]
 
         start = None
         # the width of a user's law is not known; nets have no spacing
         if self.labels.log_likelihood is None and not self.random_nodes:
-            start = level_for_width(P * M, self.budget, self._widths(omega, root))
+            start = level_for_width(P * M, self.budget, self._widths(jnp.atleast_3d(omega), root))
         integral = Integral(
             integrand,
-            (statistic, omega),
+            (statistic,) if shared else (statistic, omega),
             whitened_response(root, M),
             inner=P * M,
             outer=0,

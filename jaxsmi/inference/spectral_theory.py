@@ -219,7 +219,7 @@ def _overlap(
 ) -> tuple[Estimate, Array]:
     """The largest Q, from above, in the units of S; and `tells_nothing` of the labels drawn."""
     S = model.prior.second_moment(model.indices)
-    post = draw_posteriors(model.channel, jnp.zeros_like(S), S, key=key, points=samples, nets=nets)
+    post = draw_posteriors(model.channel, None, S, key=key, points=samples, nets=nets)
     moments = label_moments(post.g, post.dg, S)
     moments = jax.tree.map(lambda x: x.reshape(nets, samples, *x.shape[1:]), moments)
     end = largest_overlap(*lax.stop_gradient((moments, alpha))).state

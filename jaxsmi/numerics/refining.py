@@ -53,6 +53,7 @@ from jaxsmi.numerics.refining_sums import (
 # empirical: below 32 effective nodes the groups of a rule may agree by chance
 _MIN_ESS = 32.0
 _LOOSER = 10.0  # the error of dg may be so many times that of g (`Budget`)
+_MAX_CORRECTION = 0.5  # of a logarithm: larger ones are of a single node that has all the mass
 # an error of the tail by which a sample counts as beyond its ball, in tolerances
 _OUTSIDE = 0.5
 
@@ -97,6 +98,8 @@ class Budget(eqx.Module):
         tolerance: Largest error of g, relative to 1 + max|g|, a number > 0; that of dg may be ten
             times as large.
         max_nodes: Largest number of nodes a sample, at least 2048. Default 2^20.
+        grids: Sum over grids where they fit. False: over random nodes alone, whose two halves give
+            a product without bias. Default True.
 
     Raises:
         ValueError: For a tolerance that is not positive, or too few nodes.
@@ -104,10 +107,16 @@ class Budget(eqx.Module):
 
     tolerance: Array = eqx.field(converter=jnp.asarray)
     max_nodes: int = eqx.field(static=True)
+    grids: bool = eqx.field(static=True)
 
-    def __init__(self, tolerance: ArrayLike, max_nodes: int = 2**20):
+    def __init__(self, tolerance: ArrayLike, max_nodes: int = 2**20, grids: bool = True):
         self.max_nodes = validate.count("max_nodes", max_nodes, 2**11)
         self.tolerance = validate.number("tolerance", tolerance, POSITIVE)
+        self.grids = grids
+
+    def grid_fits(self, dimension: int) -> bool:
+        """True if integrals over so many variables are sums over grids, and not over nets."""
+        return self.grids and grid_fits(dimension, self.max_nodes)
 
 
 class Integral(eqx.Module):
@@ -183,7 +192,7 @@ def self_refining_moments(
     Source:
         [TW14], [M98], [theory: numerics, section 3].
     """
-    if grid_fits(integral.inner, budget.max_nodes):
+    if budget.grid_fits(integral.inner):
         rule: AbstractRule = TrapezoidRule(
             integral.inner, budget.max_nodes, integral.analytic, integral.jumps
         )
@@ -196,7 +205,7 @@ def self_refining_moments(
 def level_for_width(inner: int, budget: Budget, width: Array) -> Array:
     """The level to begin with, from a guess of the `width` of the narrowest feature in t, a number
     or one for each sample."""
-    if not grid_fits(inner, budget.max_nodes):
+    if not budget.grid_fits(inner):
         return jnp.zeros(jnp.shape(width), int)
     return TrapezoidRule(inner, budget.max_nodes, True).level_for_width(width)
 
@@ -299,7 +308,7 @@ class _Refinement(eqx.Module):
             error = jnp.where(rule.hidden, jnp.maximum(error, hidden), error)
         split = rule.halves(parts)
         moments = FieldMoments(
-            log_mass=top + jnp.log(sums.mass),
+            log_mass=top + self.log_of(sums.mass, each.table[..., 0, 0], split is not None),
             g=g,
             dg=dg,
             ess=1.0 / share,
@@ -309,6 +318,18 @@ class _Refinement(eqx.Module):
             halves=None if split is None else self.without_bias(split),
         )
         return moments, jnp.maximum(cut, dg_cut / _LOOSER)
+
+    def log_of(self, mass: Array, parts: Array, random: bool) -> Array:
+        """The logarithm of a mass (S,), the sum of those of the groups (G, S)."""
+        log = jnp.log(mass)
+        if not random:
+            return log
+        # the jackknife, as in `without_bias`: the logarithm of a noisy sum is too low by half the
+        # square of its noise
+        n = len(parts)
+        others = jnp.mean(jnp.log((mass - parts) * (n / (n - 1))), axis=0)
+        correction = (n - 1) * (log - others)
+        return log + jnp.where(jnp.abs(correction) < _MAX_CORRECTION, correction, 0.0)
 
     def responses(self, table: Array) -> tuple[Array, Array]:
         """(g, dg) of tables with any leading axes, which become one."""

@@ -4,7 +4,9 @@ Equations here:
 
 * the trapezoidal rule, ∫ φ(t) f(t) dt ≈ h^d Σ_k φ(t_k) f(t_k), on the nodes of a ball: for a smooth
   f the error falls faster than any power of h [TW14], [theory: numerics, Eqs. (1) to (4)];
-* a randomised Gaussian net, (1/N) Σ_i f(t_i) [M98], [theory: numerics, Eqs. (5), (6)].
+* a randomised Gaussian net, (1/N) Σ_i f(t_i) [M98], [theory: numerics, Eqs. (5), (6)]; at fine
+  levels the net of a wider Gaussian, (1/N) Σ_i f(s t_i) φ(s t_i) s^d/φ(t_i), whose effective
+  number of points at f = 1 is that of a net over (s²/√(2s² - 1))^d.
 
 A rule is a list of levels, from coarse to fine. Its nodes fall into groups, interleaved parts that
 are rules of their own; their disagreement with the whole is the error estimate, at no cost.
@@ -60,9 +62,14 @@ _ERRORS = 3.0  # standard errors, of F components with seven degrees of freedom 
 # empirical: error of scrambled nets on posteriors of attention falls as N^(-0.9); at most five
 # doublings at once, as an error estimate of few nodes is not to be trusted further
 _RATE, _DOUBLINGS = 0.9, 5
+# From the level of 8192 points on the points of a net are those of a wider Gaussian: what is left
+# there is in the tails. Its width is such that the effective number of points halves where the
+# integrand is flat (empirical: unbounded links of two and three fields then need 65536 points at
+# most, instead of a million).
+_WIDE_LEVEL, _LOSS = 3, 2.0
 _KINKED = 3.0  # of links with kinks, times the difference of a half [theory: numerics, Eq. (4)]
 
-_NET_SIZES = tuple(_NETS * 2**k for k in range(8, 21))
+_NET_SIZES = tuple(_NETS * 2**k for k in range(7, 21))
 
 
 def grid_fits(dimension: int, max_nodes: int) -> bool:
@@ -279,14 +286,17 @@ class NetRule(AbstractRule):
     single_precision: ClassVar[bool] = True
 
     net: Net
+    scale: float = eqx.field(static=True)
 
     def __init__(self, dimension: int, max_nodes: int, key: PRNGKeyArray):
         self.net = nets(key, _NETS, dimension)
+        c = _LOSS ** (2.0 / dimension)  # s⁴/(2s² - 1) = c
+        self.scale: float = float(np.sqrt(c + np.sqrt(c * (c - 1.0))))
         self.sizes: tuple[int, ...] = tuple(size for size in _NET_SIZES if size <= max_nodes)
         self.narrow: int = len(self.sizes)
         self.groups: int = _NETS
         # points are costly, and many samples share them
-        self.blocks: tuple[Block, Block] = Block(4, 256), Block(64, 16384)
+        self.blocks: tuple[Block, Block] = Block(4, 128), Block(64, 16384)
 
     def rows(self, level: Array) -> Array:
         """One row holds all points of a group."""
@@ -298,7 +308,10 @@ class NetRule(AbstractRule):
         index = start + jnp.arange(count)
         size = jnp.asarray(self.sizes)[level]
         t = jax.tree.map(lambda x: x[group], self.net).gaussians(start, count)
-        log_weight = jnp.full(index.shape, -jnp.log(size.astype(dtype)))
+        scale = jnp.where(level >= _WIDE_LEVEL, self.scale, 1.0)
+        log_weight = -jnp.log(size.astype(dtype)) + t.shape[1] * jnp.log(scale)
+        log_weight = log_weight - 0.5 * (scale**2 - 1.0) * jnp.sum(t * t, axis=1)
+        t = scale * t
         log_weight = jnp.where(index < rows[-1], log_weight, no_weight(dtype))
         return Nodes(t, log_weight, jnp.zeros(index.shape, dtype))
 

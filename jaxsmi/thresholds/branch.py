@@ -212,7 +212,7 @@ def scan_branch(
     model: AbstractModel, learned: Array, alpha: Array, key: PRNGKeyArray, points: int
 ) -> OverlapMap:
     """State evolution with some directions (P, k) learned, on the few points of a scan."""
-    share = _SCAN_SHARE_RANDOM if model.channel.random_nodes else _SCAN_SHARE
+    share = _SCAN_SHARE_RANDOM if model.channel.averaging.random_nodes else _SCAN_SHARE
     size = power_of_two(max(points // share, 2))
     return OverlapMap(model, alpha, key, size, _SCAN_NETS, learned=learned)
 

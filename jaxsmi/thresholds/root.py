@@ -103,7 +103,7 @@ def _roots(model: AbstractModel, region: SearchRegion) -> Roots:
 def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Roots:
     """Root of h near the guess, by Newton steps in α and V together with secants for c."""
     branch = region.branch(model, region.guess, key)
-    last_alpha, last_V = _LAST_STEPS_RANDOM if model.channel.random_nodes else _LAST_STEPS
+    last_alpha, last_V = _LAST_STEPS_RANDOM if model.channel.averaging.random_nodes else _LAST_STEPS
 
     def is_last(state: _NewtonState) -> Array:
         point = state.point

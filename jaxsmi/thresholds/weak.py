@@ -263,7 +263,7 @@ def _growth(model: AbstractModel, key: PRNGKeyArray, points_per_net: int, nets: 
 def _at_zero(model: AbstractModel, key: PRNGKeyArray, points_per_net: int, nets: int) -> Growth:
     S = model.prior.second_moment(model.indices)
     sizes = {"points": points_per_net, "nets": nets}
-    sample = weighted_posteriors(model.channel, jnp.zeros_like(S), S, key=key, **sizes)
+    sample = weighted_posteriors(model.channel, None, S, key=key, **sizes)
     return growth(model, sample, S, jnp.eye(len(S), dtype=S.dtype), nets)
 
 

@@ -326,6 +326,33 @@ def test_spread_over_nets_holds_the_error_of_the_inner_nodes():
     assert abs(each[..., 0, 1].mean()) < 4.0 * np.sqrt(errors[:, 0, 1].mean() / 12)
 
 
+@pytest.mark.parametrize(("width", "tolerance"), [(0.4, 10.0), (0.15, 0.3)])
+def test_mass_of_nets_has_no_bias(width, tolerance):
+    """log ∫ φ(t) e^{-(t - c)²/2w²} dt = Σ log(w/√(1 + w²)) - c²/2(1 + w²) in three variables on
+    1024 points, and on fine levels with
+    the points of a wider Gaussian, of c = 2.5 deviations in all."""
+    c = 2.5 / np.sqrt(3.0)
+
+    def integrand(block, t):
+        value = -0.5 * jnp.sum(((t[None] - block[0][:, None]) / width) ** 2, axis=-1)
+        return jnp.ones_like(value), [Branch(value, [])]
+
+    @jax.jit
+    def log_mass(key):
+        budget = Budget(tolerance, grids=False)
+        samples = (jnp.full((1, 3), c),)
+        return self_refining_moments(Integral(integrand, samples, plain, 3, 0), budget, key)
+
+    found = jax.lax.map(log_mass, jax.random.split(KEY, 100))
+    one = 1.0 + width**2
+    exact = 3.0 * (np.log(width / np.sqrt(one)) - 0.5 * c**2 / one)
+    values = np.asarray(found.log_mass)[:, 0]
+    assert abs(values.mean() - exact) < 4.0 * values.std() / 10.0
+    assert (np.asarray(found.nodes) >= 8192).mean() > (0.9 if width < 0.2 else -1.0)
+    g = np.asarray(found.g)[:, 0]
+    assert np.all(np.abs(g.mean(0) - c / one) < 4.0 * g.std(0) / 10.0)
+
+
 def test_halves_of_nets_are_jackknifed():
     """n x - (n - 1) mean of x without one net, by sums over the points of eight nets in NumPy: a
     narrow likelihood in four variables, one level of 2048 points."""
@@ -340,7 +367,8 @@ def test_halves_of_nets_are_jackknifed():
     def halves(key):
         samples = (jnp.asarray(centre), jnp.asarray(width))
         budget = Budget(10.0, 2**11)
-        return self_refining_moments(Integral(integrand, samples, plain, 4, 0), budget, key).halves
+        integral = Integral(integrand, samples, plain, 4, 0, start=jnp.asarray(1))
+        return self_refining_moments(integral, budget, key).halves
 
     means, covariances = halves(KEY)
     points = np.asarray(jax.vmap(lambda net: net.gaussians(0, 256))(nets(KEY, 8, 4)))
