@@ -152,7 +152,7 @@ def weighted_posteriors(
     outcomes = channel.outcomes
     if outcomes is None:
         post = draw_posteriors(channel, Q, V, key=key, points=points, nets=nets)
-        return post, jnp.ones_like(post.log_partition)
+        return post, _only_share(channel, jnp.ones_like(post.log_partition), nets)
     # the sum over labels is exact at every ω: no fields and no noise are drawn
     omega, draws = None, nets
     if Q is not None:
@@ -165,7 +165,17 @@ def weighted_posteriors(
     post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
     # random nodes give sums of probabilities that are one on average only
     log_odds = post.log_partition.reshape(-1, len(outcomes))
-    return post, len(outcomes) * jax.nn.softmax(log_odds, axis=1).reshape(-1)
+    weight = len(outcomes) * jax.nn.softmax(log_odds, axis=1).reshape(-1)
+    return post, _only_share(channel, weight, nets)
+
+
+def _only_share(channel: AbstractChannel, weight: Array, nets: int) -> Array:
+    """Weights (n,), with zeros in each net beyond the share that is computed."""
+    if channel.share is None:
+        return weight
+    points = len(weight) // nets
+    inside = jnp.arange(points) < channel.share * points
+    return weight * jnp.tile(jnp.where(inside, 1.0 / channel.share, 0.0), nets)
 
 
 def _respond_by_net(
@@ -184,7 +194,13 @@ def _respond_by_net(
         return averaging.respond(statistic, omega, V, key)
 
     if not averaging.random_nodes:
-        return respond(statistic, omega, key)
+        if averaging.share is None:
+            return respond(statistic, omega, key)
+        # the first points of all nets first
+        first = lambda x, rows: x.reshape(rows, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+        means = None if omega is None else first(omega, nets)
+        post = respond(first(statistic, nets), means, key)
+        return jax.tree.map(lambda x: first(x, len(x) // nets), post)
     # each net has random nodes of its own, so that the spread over nets holds their error, too:
     # nodes that nets share would err alike in all of them
     parts = jax.tree.map(lambda x: x.reshape(nets, -1, *x.shape[1:]), (statistic, omega))
@@ -341,6 +357,17 @@ class AbstractChannel(AbstractLabels):
     def averaging(self) -> AbstractChannel:
         """Channel for averages over labels, which may need less accuracy of each posterior than
         message passing does."""
+        return self
+
+    @property
+    def share(self) -> Array | None:
+        """Fraction of a batch, from its first sample on, that `respond` computes; None: all."""
+        return None
+
+    def partial(self, share: Array) -> AbstractChannel:
+        """Return the channel that computes the first `share` of a batch only, if that saves time;
+        by default the channel itself."""
+        del share
         return self
 
     def posterior(self, y: ArrayLike, omega: ArrayLike, V: ArrayLike, key: Key = None) -> Posterior:

@@ -22,6 +22,7 @@ numerics, Eq. (4)]. Its mean over t, one more residual, bounds the error of the 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -76,6 +77,16 @@ class FibreChannel(AbstractChannel):
     def random_nodes(self) -> bool:
         """True if the open variables are more than a grid can cover."""
         return not self.budget.grid_fits(self.open_variables)
+
+    @property
+    def share(self) -> Array | None:
+        """Fraction of a batch that is computed, from its first sample on."""
+        return self.budget.share
+
+    def partial(self, share: Array) -> FibreChannel:
+        """Return the channel that computes the first `share` of a batch."""
+        budget = dataclasses.replace(self.budget, share=share)
+        return eqx.tree_at(lambda c: c.budget, self, budget)
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Compute the posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""

@@ -10,6 +10,7 @@ refined trapezoidal sums; more: randomised nets; both through
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import equinox as eqx
@@ -140,7 +141,7 @@ class IntegratedChannel(FibreChannel):
         if self.open_variables < _RANDOM_FROM:
             return self
         tolerance = jnp.minimum(_LOOSER * self.budget.tolerance, _LOOSEST)
-        budget = Budget(tolerance, self.budget.max_nodes, grids=False)
+        budget = dataclasses.replace(self.budget, tolerance=tolerance, grids=False)
         return eqx.tree_at(lambda c: c.budget, self, budget)
 
     @property

@@ -21,6 +21,7 @@ map is one of the (k, k) matrix V on them:
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -56,6 +57,9 @@ _START = 1e-3  # overlap of an uninformed start: zero is a fixed point of even l
 # truth by two of them 19 times in 100, with 16 nets of 512 those at spectral radius .94 10 times
 POINTS = 16384
 NETS = 16
+
+# the share of the points that steps far from the end take, of so many points a net at least
+_ROUGH, _ROUGH_POINTS = 1.0 / 8.0, 64
 
 _State = TypeVar("_State")
 
@@ -290,13 +294,15 @@ class OverlapMap(AbstractOrderMap):
             return Q, V
         return Q, self.model.prior.second_moment(self.model.indices) - Q
 
-    def evaluate(self, V: Array) -> fixed_point.Evaluation:
-        """The value of the map at V, its Jacobian, and one replica for each net.
+    def evaluate(self, V: Array, share: Array | None = None) -> fixed_point.Evaluation:
+        """The value of the map at V, its Jacobian, and one replica for each net; `share`: by the
+        first points of each net alone, this fraction of them.
 
         The Jacobian is that of the infinite average, d response[dQ] = E Σ ∂g dQ ∂gᵀ.
         """
         Q, covariance = self.overlaps(symmetric(V))
-        response = self.model.channel.response(
+        channel = self.model.channel
+        response = (channel if share is None else channel.partial(share)).response(
             Q, covariance, key=self.key, points=self.points_per_net, nets=self.nets
         )
         return self.returned(V, response)
@@ -327,6 +333,12 @@ class OverlapMap(AbstractOrderMap):
 
     # Its fixed point
 
+    @property
+    def _divisible(self) -> bool:
+        """A part of the points costs less than all."""
+        whole = jnp.ones((), self.alpha.dtype)
+        return self.model.channel.partial(whole).share is not None
+
     def solver(
         self, V0: Array, *, max_steps: int, tolerance: Array, newton: bool = True
     ) -> fixed_point.FixedPointSolver:
@@ -349,6 +361,8 @@ class OverlapMap(AbstractOrderMap):
         still, start = frozen(self), lax.stop_gradient(start)
         steps = {"max_steps": settings.max_steps, "newton": settings.newton}
         solver = still.solver(start, tolerance=settings.tolerance, **steps)
+        if self.points_per_net >= _ROUGH_POINTS / _ROUGH and self._divisible:
+            solver = dataclasses.replace(solver, rough=_ROUGH)
         return self, run_from(solver, settings)
 
     def __call__(self, x: Array) -> tuple[Array, Numbers]:

@@ -71,6 +71,7 @@ _MIN_EIGENVALUE_RATIO, _MAX_STEP, _MAX_EXCESS = 0.3, 0.05, 1e-3
 # small that no sample resolves it, where F falls back to S.
 _COLLAPSE_BELOW, _COLLAPSE_RATIO = 1e-6, 1e-2
 _POWERS = 64  # of a map: leading eigenvalues 5 % apart leave 4 % of the second direction
+_ROUGH_SIGMAS, _GROWS = 3.0, 1.1
 # √q of two directions above which the random points determine the slope of the map between them
 _RESOLVED = 0.1
 
@@ -118,7 +119,8 @@ class FixedPointState(eqx.Module):
     `last_trace`: tr V before the last step; `decay_count`: consecutive steps of geometric decay;
     `trust`: the part of a Newton step that is taken; `polished`: the last step was one;
     `remaining`: distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed
-    point may be zero.
+    point may be zero; `rough`: the next evaluation takes a part of the points; `exact`: the last
+    one took all.
     """
 
     V: Array
@@ -133,6 +135,8 @@ class FixedPointState(eqx.Module):
     remaining: Array
     undecided: Array
     recovered: Array
+    rough: Array
+    exact: Array
 
     @property
     def finite(self) -> Array:
@@ -159,9 +163,12 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         fold: The end of a branch may be near: Newton steps are then taken up to ρ = 0.998, and one
             that leaves the region where F contracts is undone, with plain steps from there. Default
             False: up to 0.98.
+        rough: Share of the points that a step takes as long as V moves by much more than the
+            statistical error of that part; `map_of` is then called with a share as well. The last
+            step takes all. Default None: all of them do.
     """
 
-    map_of: Callable[[Array], Evaluation]
+    map_of: Callable[..., Evaluation]
     V0: Array
     scale: Array
     tolerance: Array
@@ -170,6 +177,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
     max_steps: int = eqx.field(static=True)
     downwards: Array | None = None
     fold: bool = eqx.field(static=True, default=False)
+    rough: float | None = eqx.field(static=True, default=None)
 
     @property
     def decay(self) -> GeometricDecay:
@@ -180,10 +188,10 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         """V0, without an evaluation of F."""
         V0 = self.V0
         dtype = self.V0.dtype
-        shapes = eqx.filter_eval_shape(_mapped, self.map_of, V0)
+        no = jnp.zeros((), bool)
+        shapes = eqx.filter_eval_shape(_mapped, self.map_of, V0, *self._share(no))
         unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         infinite = jnp.asarray(jnp.inf, dtype)
-        no = jnp.zeros((), bool)
         return FixedPointState(
             V=V0,
             evaluation=unknown,
@@ -193,10 +201,12 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             last_trace=jnp.trace(V0),
             decay_count=jnp.zeros((), int),
             trust=jnp.ones((), dtype),
-            polished=no,
+            polished=jnp.zeros((), dtype),
             remaining=jnp.full_like(V0, jnp.inf),
             undecided=no,
             recovered=no,
+            rough=jnp.asarray(self.rough is not None),
+            exact=no,
         )
 
     def step(self, state: FixedPointState, count: Array) -> FixedPointState:
@@ -204,7 +214,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         del count
         V = state.V
         scale = self.scale
-        evaluation = _mapped(self.map_of, V)
+        evaluation = _mapped(self.map_of, V, *self._share(state.rough))
         # V ⪯ S: sampled averages may point beyond, where a direction is not learned, for ever
         inside = lambda X: scale - positive_part(scale - X)
         value = inside(evaluation.value)
@@ -215,20 +225,24 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         distance = jnp.maximum(
             residual / jnp.maximum(1.0 - rho, _MIN_GAP), jnp.max(jnp.abs(newton_step))
         )
+        changed = state.rough == state.exact
         # a Newton step that did not halve the residual: the error of J is too large for all of it
-        trust = jnp.where(
-            state.polished & (residual > 0.5 * state.residual), 0.5 * state.trust, state.trust
-        )
-        candidate = symmetric(value + trust * (V + newton_step - value))
+        expected = (1.0 - 0.5 * state.polished) * state.residual
+        failed = (state.polished > 0.0) & (residual > expected) & ~changed
+        trust = jnp.where(failed, 0.5 * state.trust, state.trust)
+        longest = _MAX_STEP * jnp.max(scale)
+        part = jnp.minimum(trust, longest / jnp.maximum(jnp.max(jnp.abs(newton_step)), longest))
+        candidate = symmetric(value + part * (V + newton_step - value))
         # after a polish the trust, not the residual, decides
-        falls = (residual < state.residual) | state.polished
+        # .. and residuals by different points do not compare
+        falls = (residual < state.residual) | (state.polished > 0.0) | changed
         contracts = rho < (_NEWTON_BELOW_FOLD if self.fold else _NEWTON_BELOW)
         take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
         # `_sound` allows rounding above S, but the next overlap S - V has to be positive
         new = jnp.where(take, inside(candidate), value)
         if self.fold:
             # a Newton step ended beyond the fold: plain steps from before it, and no more Newton
-            left = state.polished & (rho >= 1.0)
+            left = (state.polished > 0.0) & (rho >= 1.0)
             trust = jnp.where(left, 0.0, trust)
             new = jnp.where(left, state.evaluation.value, new)
         trace = jnp.trace(V)
@@ -236,11 +250,21 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.last_trace)
         undecided = (ratio < self.decay.slowest) & (trace <= 2.0 * len(V) * distance)
         remaining = jnp.where(
-            take, (1.0 - 0.5 * trust) * newton_step, apply(evaluation.jacobian, newton_step)
+            take, (1.0 - 0.5 * part) * newton_step, apply(evaluation.jacobian, newton_step)
         )
         # two conditions: a start below `_COLLAPSE_BELOW` need not be on its way to zero
         small = jnp.trace(value) < _COLLAPSE_BELOW * jnp.trace(scale)
         collapsed = small & (ratio < _COLLAPSE_RATIO)
+        recovered = self.geometric & (self.decay.reached(decay_count, jnp.trace(new)) | collapsed)
+        rough = jnp.zeros((), bool)
+        if self.rough is not None:
+            # of a part of the points, whatever part this evaluation took
+            spread = standard_error(evaluation.replicas)
+            spread = spread * jnp.where(state.rough, 1.0, self.rough**-0.5)
+            clear = jnp.maximum(_ROUGH_SIGMAS * spread, 0.01 * self.tolerance)
+            # back to a part only where V leaves a saddle: both maps in turns would not end
+            leaves = ~changed & (residual > _GROWS * state.residual)
+            rough = jnp.any(jnp.abs(difference) > clear) & (state.rough | leaves) & ~recovered
         return FixedPointState(
             V=new,
             evaluation=evaluation,
@@ -250,12 +274,17 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             last_trace=trace,
             decay_count=decay_count,
             trust=trust,
-            polished=take,
+            polished=jnp.where(take, part, 0.0),
             remaining=jnp.abs(symmetric(remaining)),
             undecided=self.geometric & undecided,
-            recovered=self.geometric
-            & (self.decay.reached(decay_count, jnp.trace(new)) | collapsed),
+            recovered=recovered,
+            rough=rough,
+            exact=~state.rough,
         )
+
+    def _share(self, rough: Array) -> tuple[Array, ...]:
+        """The share of the points of an evaluation, if it has one."""
+        return () if self.rough is None else (jnp.where(rough, self.rough, 1.0),)
 
     def _sound(self, V: Array, candidate: Array) -> Array:
         """A Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short."""
@@ -264,7 +293,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
         whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
         similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > _MIN_EIGENVALUE_RATIO
-        short = jnp.max(jnp.abs(candidate - V)) < _MAX_STEP * jnp.max(self.scale)
+        # with the plain part of the step
+        short = jnp.max(jnp.abs(candidate - V)) < 2.0 * _MAX_STEP * jnp.max(self.scale)
         spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
         inside = spare > -_MAX_EXCESS * jnp.trace(self.scale)
         return similar & short & inside & jnp.all(jnp.isfinite(candidate))
@@ -297,16 +327,16 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         return choose(
             ((count >= self.max_steps) | rises, Result.MAX_STEPS),
             # later entries win; an undecided V may still turn out to be zero
-            (near & ~state.undecided, Result.SUCCESS),
-            (state.recovered | falls, Result.RECOVERED),
+            (near & ~state.undecided & state.exact, Result.SUCCESS),
+            ((state.recovered & state.exact) | falls, Result.RECOVERED),
             (~state.finite, Result.NONFINITE),
         )
 
 
 @eqx.filter_jit
-def _mapped(map_of: Callable[[Array], Evaluation], V: Array) -> Evaluation:
+def _mapped(map_of: Callable[..., Evaluation], V: Array, *share: Array) -> Evaluation:
     # one trace for the shapes of the start and for the steps
-    return map_of(V)
+    return map_of(V, *share)
 
 
 def solve(solver: FixedPointSolver) -> Run[FixedPointState]:

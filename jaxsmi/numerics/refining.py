@@ -100,6 +100,8 @@ class Budget(eqx.Module):
         max_nodes: Largest number of nodes a sample, at least 2048. Default 2^20.
         grids: Sum over grids where they fit. False: over random nodes alone, whose two halves give
             a product without bias. Default True.
+        share: Fraction of a batch, from its first sample on, that is computed; integrals of the
+            others are zero. None: all. Default None.
 
     Raises:
         ValueError: For a tolerance that is not positive, or too few nodes.
@@ -108,11 +110,18 @@ class Budget(eqx.Module):
     tolerance: Array = eqx.field(converter=jnp.asarray)
     max_nodes: int = eqx.field(static=True)
     grids: bool = eqx.field(static=True)
+    share: Array | None = None
 
-    def __init__(self, tolerance: ArrayLike, max_nodes: int = 2**20, grids: bool = True):
+    def __init__(
+        self,
+        tolerance: ArrayLike,
+        max_nodes: int = 2**20,
+        grids: bool = True,
+        share: Array | None = None,
+    ):
         self.max_nodes = validate.count("max_nodes", max_nodes, 2**11)
         self.tolerance = validate.number("tolerance", tolerance, POSITIVE)
-        self.grids = grids
+        self.grids, self.share = grids, share
 
     def grid_fits(self, dimension: int) -> bool:
         """True if integrals over so many variables are sums over grids, and not over nets."""
@@ -199,7 +208,7 @@ def self_refining_moments(
     else:
         key = jax.random.key(0) if key is None else key
         rule = NetRule(integral.inner, budget.max_nodes, key)
-    return _Refinement(integral, rule, budget.tolerance).solve()
+    return _Refinement(integral, rule, budget.tolerance, budget.share).solve()
 
 
 def level_for_width(inner: int, budget: Budget, width: Array) -> Array:
@@ -231,6 +240,7 @@ class _Refinement(eqx.Module):
     integral: Integral
     rule: AbstractRule
     tolerance: Array
+    share: Array | None = None
 
     @property
     def last(self) -> int:
@@ -409,6 +419,8 @@ class _Refinement(eqx.Module):
         start = self.integral.start
         start = jnp.zeros((), int) if start is None else jnp.clip(start, 0, self.rule.narrow - 1)
         due = jnp.broadcast_to(start, (self.total,))
+        if self.share is not None:
+            due = jnp.where(jnp.arange(self.total) < self.share * self.total, due, self.last + 1)
         lowest = jnp.min(due)
         block = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((self.block, *x.shape[1:]), x.dtype),

@@ -7,6 +7,7 @@ fixed: it fails always or never), and the standard error is asserted to be small
 error of a factor of two could not hide in it.
 """
 
+import dataclasses
 import functools
 import itertools
 
@@ -55,6 +56,21 @@ def test_a_turning_point_is_not_a_fixed_point():
     found = fixed_point.solve(iteration)
     assert result(found) == Result.SUCCESS
     assert np.max(np.abs(found.state.V - end)) < 2e-3
+
+
+def test_steps_far_from_the_end_take_a_part_of_the_points():
+    """An eighth of 512 points is the map of 64; its steps lead to the end of 512 points."""
+    problem = lambda points: OverlapMap(smi.DeepAttention(2, 2), jnp.asarray(0.6), KEY, points, 4)
+    whole, V = problem(512), jnp.diag(jnp.array([0.99, 0.3]))
+    part, few = eqx.filter_jit(whole.evaluate)(V, jnp.asarray(0.125)), problem(64).evaluate(V)
+    noise = fixed_point.standard_error(few.replicas)
+    # the coefficient of the control variate is fitted with zeros for what is missing
+    assert np.all(np.abs(part.value - few.value) < 0.1 * noise)
+    settings = {"max_steps": 100, "tolerance": jnp.asarray(1e-5)}
+    solver = whole.solver(jnp.diag(jnp.array([0.999, 0.999])), **settings)
+    ends = [fixed_point.solve(dataclasses.replace(solver, rough=rough)) for rough in (None, 0.125)]
+    assert all(result(end) == Result.SUCCESS for end in ends)
+    np.testing.assert_allclose(ends[0].state.V, ends[1].state.V, atol=2e-5)
 
 
 @SLOW
