@@ -122,19 +122,25 @@ def draw_posteriors(
     """Compute the posteriors of points × nets labels that are drawn at overlap Q, net by net; None:
     at Q = 0."""
     P, M, count = channel.indices, channel.tokens, points * nets
+    # at Q = 0 all points are spent on labels
     open_fields = 0 if Q is None else P * M
     normals = randomised_gaussians(key, points, nets, open_fields + P * M + channel.noise_size)
     normals = normals.reshape(count, -1)
     xi, eta, noise = jnp.split(normals, [open_fields, open_fields + P * M], axis=1)
+    omega = _means(Q, xi, (count, P, M))
     # a lower triangular root keeps each index on its own coordinates of the net
     root = jnp.linalg.cholesky(V)
-    fields, omega = jnp.einsum("pq,nqm->npm", root, eta.reshape(count, P, M)), None
-    if Q is not None:
-        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi.reshape(count, P, M))
-        fields = omega + fields
+    fields = omega + jnp.einsum("pq,nqm->npm", root, eta.reshape(count, P, M))
     statistic = jax.vmap(channel.observe)(fields, noise)
     # another stream than that of the points: inner nodes must not depend on them
     return _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
+
+
+def _means(Q: Array | None, xi: Array, shape: tuple[int, int, int]) -> Array:
+    """ω = Q^{1/2} ξ (n, P, M)."""
+    if Q is None:
+        return jnp.zeros(shape, xi.dtype)
+    return jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi.reshape(shape))
 
 
 def weighted_posteriors(
@@ -152,59 +158,44 @@ def weighted_posteriors(
     outcomes = channel.outcomes
     if outcomes is None:
         post = draw_posteriors(channel, Q, V, key=key, points=points, nets=nets)
-        return post, _only_share(channel, jnp.ones_like(post.log_partition), nets)
+        return post, _of_computed(post, jnp.ones_like(post.log_partition))
     # the sum over labels is exact at every ω: no fields and no noise are drawn
-    omega, draws = None, nets
-    if Q is not None:
-        P, M = channel.indices, channel.tokens
-        xi = randomised_gaussians(key, points, nets, P * M).reshape(-1, P, M)
-        omega = jnp.repeat(jnp.einsum("pq,nqm->npm", sqrt_psd(Q), xi), len(outcomes), axis=0)
-        draws = len(xi)
-    labels = jnp.tile(outcomes, (draws, *[1] * (outcomes.ndim - 1)))
+    P, M = channel.indices, channel.tokens
+    points = 1 if Q is None else points
+    xi = randomised_gaussians(key, points, nets, P * M)
+    omega = jnp.repeat(_means(Q, xi, (points * nets, P, M)), len(outcomes), axis=0)
+    labels = jnp.tile(outcomes, (points * nets, *[1] * (outcomes.ndim - 1)))
     statistic = channel.statistic(labels)
     post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
     # random nodes give sums of probabilities that are one on average only
     log_odds = post.log_partition.reshape(-1, len(outcomes))
     weight = len(outcomes) * jax.nn.softmax(log_odds, axis=1).reshape(-1)
-    return post, _only_share(channel, weight, nets)
+    return post, _of_computed(post, weight)
 
 
-def _only_share(channel: AbstractChannel, weight: Array, nets: int) -> Array:
-    """Weights (n,), with zeros in each net beyond the share that is computed."""
-    if channel.share is None:
-        return weight
-    points = len(weight) // nets
-    inside = jnp.arange(points) < channel.share * points
-    return weight * jnp.tile(jnp.where(inside, 1.0 / channel.share, 0.0), nets)
+def _of_computed(post: Posterior, weight: Array) -> Array:
+    """Weights (n,), zero for the posteriors that a `partial` channel does not compute."""
+    computed = post.ess != 0.0
+    return jnp.where(computed, weight / jnp.mean(computed, dtype=weight.dtype), 0.0)
 
 
 def _respond_by_net(
-    channel: AbstractChannel,
-    statistic: Array,
-    omega: Array | None,
-    V: Array,
-    key: PRNGKeyArray,
-    nets: int,
+    channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray, nets: int
 ) -> Posterior:
     averaging = channel.averaging
-
-    def respond(statistic: Array, omega: Array | None, key: PRNGKeyArray) -> Posterior:
-        if omega is None:
-            return averaging.respond_unlearned(statistic, V, key)
-        return averaging.respond(statistic, omega, V, key)
-
     if not averaging.random_nodes:
-        if averaging.share is None:
-            return respond(statistic, omega, key)
-        # the first points of all nets first
+        # the first points of all nets first: a part of the batch is one of each net
         first = lambda x, rows: x.reshape(rows, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
-        means = None if omega is None else first(omega, nets)
-        post = respond(first(statistic, nets), means, key)
+        post = averaging.respond(first(statistic, nets), first(omega, nets), V, key)
         return jax.tree.map(lambda x: first(x, len(x) // nets), post)
     # each net has random nodes of its own, so that the spread over nets holds their error, too:
     # nodes that nets share would err alike in all of them
-    parts = jax.tree.map(lambda x: x.reshape(nets, -1, *x.shape[1:]), (statistic, omega))
-    post = lax.map(lambda part: respond(*part), (*parts, jax.random.split(key, nets)))
+    split = lambda x: x.reshape(nets, -1, *x.shape[1:])
+    keys = jax.random.split(key, nets)
+    post = lax.map(
+        lambda part: averaging.respond(part[0], part[1], V, part[2]),
+        (split(statistic), split(omega), keys),
+    )
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), post)
 
 
@@ -338,11 +329,6 @@ class AbstractChannel(AbstractLabels):
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Compute the posterior of a batch: statistic (N, ...), omega (N, P, M), V (P, P)."""
 
-    def respond_unlearned(self, statistic: Array, V: Array, key: Key = None) -> Posterior:
-        """Compute the posterior of a batch at ω = 0, which labels may share work at."""
-        omega = jnp.zeros((len(statistic), self.indices, self.tokens), V.dtype)
-        return self.respond(statistic, omega, V, key)
-
     @property
     @abc.abstractmethod
     def tolerance(self) -> Array:
@@ -359,14 +345,9 @@ class AbstractChannel(AbstractLabels):
         message passing does."""
         return self
 
-    @property
-    def share(self) -> Array | None:
-        """Fraction of a batch, from its first sample on, that `respond` computes; None: all."""
-        return None
-
     def partial(self, share: Array) -> AbstractChannel:
-        """Return the channel that computes the first `share` of a batch only, if that saves time;
-        by default the channel itself."""
+        """Return the channel that computes the first `share` of a batch only (the others have
+        `Posterior.ess` zero), if that saves time; by default the channel itself."""
         del share
         return self
 

@@ -78,11 +78,6 @@ class FibreChannel(AbstractChannel):
         """True if the open variables are more than a grid can cover."""
         return not self.budget.grid_fits(self.open_variables)
 
-    @property
-    def share(self) -> Array | None:
-        """Fraction of a batch that is computed, from its first sample on."""
-        return self.budget.share
-
     def partial(self, share: Array) -> FibreChannel:
         """Return the channel that computes the first `share` of a batch."""
         budget = dataclasses.replace(self.budget, share=share)
@@ -103,7 +98,7 @@ class FibreChannel(AbstractChannel):
         m = moments
         return Posterior(
             m.log_mass - fibre.log_norm,
-            m.g.reshape(-1, self.indices, self.tokens),
+            m.g.reshape(omega.shape),
             m.dg,
             m.ess,
             m.error,

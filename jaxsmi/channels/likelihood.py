@@ -242,33 +242,25 @@ class IntegratedChannel(FibreChannel):
         widths = jnp.where(self.kinked, jnp.minimum(widths, _KINK_WIDTH), widths)
         return jnp.where(self.jumps, jnp.minimum(widths, _JUMP_WIDTH), widths)
 
-    def respond_unlearned(self, statistic: Array, V: Array, key: Key = None) -> Posterior:
-        """Compute the posterior of a batch at ω = 0."""
-        return self.respond(statistic, jnp.zeros((self.indices, self.tokens), V.dtype), V, key)
-
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
         """Return the integrals over all fields for labels (N, ...)."""
         P, M = self.indices, self.tokens
-        shared = omega.ndim == 2
 
-        def integrand(block: tuple[Array, ...], t: Array) -> tuple[Array, list[Branch]]:
+        def integrand(block: tuple[Array, Array], t: Array) -> tuple[Array, list[Branch]]:
             # no residuals: all fields are nodes, and the moments are those of t
             deviation = jnp.einsum("pq,qmn->pmn", root, t.T.reshape(P, M, -1))
             # nodes on the last axis: sums over a few fields would not be vectorised there
             at_nodes = jax.vmap(self.log_probability, in_axes=(None, -1))
-            if shared:  # the link is then evaluated once for all labels
-                value = jax.vmap(lambda y: at_nodes(y, omega[..., None] + deviation))(block[0])
-            else:
-                value = jax.vmap(lambda y, o: at_nodes(y, o[..., None] + deviation))(*block)
+            value = jax.vmap(lambda y, o: at_nodes(y, o[..., None] + deviation))(*block)
             return jnp.ones_like(value), [Branch(value, [])]
 
         start = None
         # the width of a user's law is not known; nets have no spacing
         if self.labels.log_likelihood is None and not self.random_nodes:
-            start = level_for_width(P * M, self.budget, self._widths(jnp.atleast_3d(omega), root))
+            start = level_for_width(P * M, self.budget, self._widths(omega, root))
         integral = Integral(
             integrand,
-            (statistic,) if shared else (statistic, omega),
+            (statistic, omega),
             whitened_response(root, M),
             inner=P * M,
             outer=0,

@@ -333,12 +333,6 @@ class OverlapMap(AbstractOrderMap):
 
     # Its fixed point
 
-    @property
-    def _divisible(self) -> bool:
-        """A part of the points costs less than all."""
-        whole = jnp.ones((), self.alpha.dtype)
-        return self.model.channel.partial(whole).share is not None
-
     def solver(
         self, V0: Array, *, max_steps: int, tolerance: Array, newton: bool = True
     ) -> fixed_point.FixedPointSolver:
@@ -361,7 +355,9 @@ class OverlapMap(AbstractOrderMap):
         still, start = frozen(self), lax.stop_gradient(start)
         steps = {"max_steps": settings.max_steps, "newton": settings.newton}
         solver = still.solver(start, tolerance=settings.tolerance, **steps)
-        if self.points_per_net >= _ROUGH_POINTS / _ROUGH and self._divisible:
+        channel = self.model.channel
+        divisible = channel.partial(self.alpha) is not channel  # of any share
+        if self.points_per_net >= _ROUGH_POINTS / _ROUGH and divisible:
             solver = dataclasses.replace(solver, rough=_ROUGH)
         return self, run_from(solver, settings)
 
