@@ -126,7 +126,7 @@ def state_evolution(
     Cost:
         `points` posteriors a step, an eighth of them as long as the overlap moves by more than the
         statistical error of that eighth: two-layer attention at α = 0.5 takes 17 steps and about
-        1.6 s on one core after compilation; any link of three fields with noise some 5 s.
+        1.6 s on one core after compilation; links of three fields with noise 5 to 15 s.
 
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (42) to (48), (70) to (72)]; matrix models

@@ -71,6 +71,8 @@ _MIN_EIGENVALUE_RATIO, _MAX_STEP, _MAX_EXCESS = 0.3, 0.05, 1e-3
 # small that no sample resolves it, where F falls back to S.
 _COLLAPSE_BELOW, _COLLAPSE_RATIO = 1e-6, 1e-2
 _POWERS = 64  # of a map: leading eigenvalues 5 % apart leave 4 % of the second direction
+# A part of the points is enough as long as V moves by three of its standard errors; a residual that
+# grows by a tenth a step leaves a saddle.
 _ROUGH_SIGMAS, _GROWS = 3.0, 1.1
 # √q of two directions above which the random points determine the slope of the map between them
 _RESOLVED = 0.1
@@ -293,7 +295,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
         whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
         similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > _MIN_EIGENVALUE_RATIO
-        # with the plain part of the step
+        # twice: a cut Newton step holds a part of the plain one as well
         short = jnp.max(jnp.abs(candidate - V)) < 2.0 * _MAX_STEP * jnp.max(self.scale)
         spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
         inside = spare > -_MAX_EXCESS * jnp.trace(self.scale)

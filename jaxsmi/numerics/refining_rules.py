@@ -64,8 +64,8 @@ _ERRORS = 3.0  # standard errors, of F components with seven degrees of freedom 
 _RATE, _DOUBLINGS = 0.9, 5
 # From the level of 8192 points on the points of a net are those of a wider Gaussian: what is left
 # there is in the tails. Its width is such that the effective number of points halves where the
-# integrand is flat (empirical: unbounded links of two and three fields then need 65536 points at
-# most, instead of a million).
+# integrand is flat (empirical: of 4096 labels of unbounded links of two and three fields none then
+# needed more than 65536 points, instead of a million).
 _WIDE_LEVEL, _LOSS = 3, 2.0
 _KINKED = 3.0  # of links with kinks, times the difference of a half [theory: numerics, Eq. (4)]
 

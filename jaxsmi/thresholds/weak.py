@@ -232,7 +232,7 @@ def weak_recovery(
 
     Cost:
         One posterior a point: 2^16 of two-layer attention take about 2 s on one core after
-        compilation, of any link of two or three fields with noise 1 to 4 s; with `noises` so many
+        compilation, of any link of two or three fields with noise 1 to 5 s; with `noises` so many
         at each, by the integral over all fields.
 
     Source:
