@@ -657,14 +657,14 @@ def run_solver(
     return run
 
 
-def one_by_one(function: Callable[[], PyTree]) -> PyTree:
-    """`function()`, a tree of arrays, constant under differentiation; where it is vmapped on a CPU,
-    for one element of the batch after the other.
+def one_by_one(function: Callable[[], PyTree], inputs: PyTree) -> PyTree:
+    """`function()`, a tree of arrays, from the `inputs` that it closes over; where it is vmapped on
+    a CPU, for one element of the batch after the other, and then constant under differentiation.
 
     The loops of a batch run until its last element is done, and conditions take both branches: six
     α of one model would take six times as long as the slowest of them.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or concrete(inputs):
         return function()
     closed = eqx.filter_closure_convert(function)
     arrays, rest = eqx.partition(closed, eqx.is_array)

@@ -32,7 +32,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, array_module, concrete, frozen, missing, nan_unless
+from jaxsmi.core.arrays import PyTree, array_module, frozen, missing, nan_unless
 from jaxsmi.core.driver import (
     INACCURATE_SHARE,
     AbstractSolver,
@@ -152,7 +152,7 @@ def run_from(solver: AbstractSolver[_State], settings: Settings) -> Run[_State]:
     def whole() -> Run[_State]:
         return run_solver(solver, init_run(solver, steps), steps, label=settings.label)
 
-    return whole() if concrete(solver) else one_by_one(whole)
+    return one_by_one(whole, solver)
 
 
 @eqx.filter_jit

@@ -48,7 +48,16 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, frozen, missing, missing_where
-from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Result, Run, advance, choose, new_run
+from jaxsmi.core.driver import (
+    AbstractSolver,
+    GeometricDecay,
+    Result,
+    Run,
+    advance,
+    choose,
+    new_run,
+    one_by_one,
+)
 from jaxsmi.numerics.linear_algebra import (
     positive_part,
     spectral_radius,
@@ -527,10 +536,14 @@ def forwards(
     """`function(parameters, context)`, which JAX can differentiate forwards only (integrals refine
     their rules in loops), with its derivative in `parameters` in both modes."""
 
-    def push(parameters: PyTree, context: PyTree, _: PyTree, directions: list[Array]) -> PyTree:
-        return derivative(lambda p: function(p, context), parameters, directions)
+    def solve(parameters: PyTree, context: PyTree) -> PyTree:
+        return one_by_one(lambda: function(parameters, context), (parameters, context))
 
-    return differentiable(function, push, parameters, context)
+    def push(parameters: PyTree, context: PyTree, _: PyTree, directions: list[Array]) -> PyTree:
+        along = lambda: derivative(lambda p: function(p, context), parameters, directions)
+        return one_by_one(along, (parameters, context))
+
+    return differentiable(solve, push, parameters, context)
 
 
 def with_slope(value: Array, x: Array, slope: Array) -> Array:
