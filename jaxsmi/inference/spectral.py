@@ -196,7 +196,7 @@ def spectral_start(
     W = combined(eigenpairs.vectors, theory, jax.random.fold_in(vector_key, 1))
     state, estimate = _state(observations, known, unknown, W, T, theory)
     # each label as a net of its own: their spread is the error of the mean
-    has_linear_signal = ~tells_nothing(moments.mean[:, None])
+    has_linear_signal = ~tells_nothing(moments.signal[:, None])
     return SpectralStart(state, estimate, theory, eigenpairs, has_linear_signal)
 
 
@@ -244,10 +244,9 @@ def _moments(
     channel, S = observations.model.channel, observations.second_moment
     omega = observations.forward(known.weights) - known.onsager
     post = channel.respond(observations.statistic, omega, known.covariance, key)
-    moments = label_moments(post.g, post.dg, S)
+    moments = label_moments(post, S)
     both = jnp.kron(unknown, jnp.eye(channel.tokens, dtype=S.dtype))
-    mean = jnp.einsum("pq,nqm->npm", unknown, moments.mean)
-    return LabelMoments(mean, both @ moments.excess @ both)
+    return LabelMoments(unknown @ moments.signal @ unknown, both @ moments.excess @ both)
 
 
 def _state(

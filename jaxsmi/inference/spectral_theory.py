@@ -47,7 +47,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import draw_posteriors
+from jaxsmi.channels.base import Posterior, draw_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import missing
 from jaxsmi.core.driver import Estimate, Run
@@ -81,20 +81,24 @@ _MIN_OVERLAP = 1e-4  # an overlap, over S, that is none
 class LabelMoments(NamedTuple):
     """Moments of the fields given a label at zero overlap, in units S = I.
 
-    `mean` μ (.., P, M); `excess` G (.., PM, PM), the covariance beyond the identity.
+    `signal` Σ_m μ_m μ_mᵀ (.., P, P) of the means μ; `excess` G (.., PM, PM), the covariance beyond
+    the identity.
     """
 
-    mean: Array
+    signal: Array
     excess: Array
 
 
-def label_moments(g: Array, dg: Array, second_moment: Array) -> LabelMoments:
-    """The moments from a channel's g (.., P, M) and ∂g (.., P, M, P, M) at ω = 0, V = S."""
+def label_moments(post: Posterior, second_moment: Array) -> LabelMoments:
+    """The moments from posteriors at ω = 0, V = S."""
     root = sqrt_psd(second_moment)
-    P, M = g.shape[-2:]
-    mean = jnp.einsum("pq,...qm->...pm", root, g)
-    excess = jnp.einsum("pa,...ambn,bq->...pmqn", root, dg, root)
-    return LabelMoments(mean, symmetric(excess.reshape(*g.shape[:-2], P * M, P * M)))
+    P, M = post.g.shape[-2:]
+    # the noise of random nodes alone is no signal: its square is, a product of halves is not
+    signal = jnp.einsum("npm,nqm->npq", post.factors[0][0], post.factors[1][0])
+    excess = jnp.einsum("pa,namcl,cq->npmql", root, post.dg, root)
+    return LabelMoments(
+        symmetric(root @ signal @ root), symmetric(excess.reshape(-1, P * M, P * M))
+    )
 
 
 def dressed_covariance(G: Array, Q: Array, sign: float = 1.0) -> tuple[Array, Array]:
@@ -126,11 +130,11 @@ class _SpectralMap(eqx.Module):
 
     def evaluate(self, V: Array) -> fixed_point.Evaluation:
         """The value of the map, its Jacobian dV ↦ V' α⟨Tr_M[H dV H]⟩ V', and one replica a net."""
-        mean, G = self.moments
-        P, M = mean.shape[-2:]
+        signal, G = self.moments
+        P, M = len(V), G.shape[-1] // len(V)
         identity = jnp.eye(P, dtype=V.dtype)
         H, _ = dressed_covariance(G.reshape(-1, P * M, P * M), identity - symmetric(V))
-        squares = jnp.einsum("rnpm,rnqm->rnpq", mean, mean) + token_trace(G - H.reshape(G.shape), M)
+        squares = signal + token_trace(G - H.reshape(G.shape), M)
         precision = self.alpha * symmetric(jnp.mean(squares, axis=1))
         new = jnp.linalg.inv(identity + jnp.mean(precision, axis=0))
         blocks = H.reshape(-1, P, M, P, M)
@@ -204,11 +208,11 @@ def spectral_overlap(
     return jax.tree.map(lambda x: jnp.where(valid, x, missing()), estimate)
 
 
-def tells_nothing(mean: Array) -> Array:
-    """Labels of R nets, of means μ (R, n, P, M), say nothing of W at first order: E μμᵀ is zero
+def tells_nothing(signal: Array) -> Array:
+    """Labels of R nets, of signals μμᵀ (R, n, P, P), say nothing of W at first order: E μμᵀ is zero
     within its error."""
-    outer = jnp.einsum("rnpm,rnqm->rpq", mean, mean) / mean.shape[1]
-    noise = jnp.std(outer, axis=0, ddof=min(len(mean) - 1, 1)) / jnp.sqrt(float(len(mean)))
+    outer = jnp.mean(signal, axis=1)
+    noise = jnp.std(outer, axis=0, ddof=min(len(signal) - 1, 1)) / jnp.sqrt(float(len(signal)))
     most = jnp.minimum(_SIGMAS * noise, _MAX_MEAN_SHARE)
     return jnp.all(jnp.mean(outer, axis=0) <= most + _MEAN_FLOOR)
 
@@ -220,7 +224,7 @@ def _overlap(
     """The largest Q, from above, in the units of S; and `tells_nothing` of the labels drawn."""
     S = model.prior.second_moment(model.indices)
     post = draw_posteriors(model.channel, None, S, key=key, points=samples, nets=nets)
-    moments = label_moments(post.g, post.dg, S)
+    moments = label_moments(post, S)
     moments = jax.tree.map(lambda x: x.reshape(nets, samples, *x.shape[1:]), moments)
     end = largest_overlap(*lax.stop_gradient((moments, alpha))).state
     error = fixed_point.propagated_error(end.evaluation.jacobian, end.evaluation.replicas)
@@ -229,12 +233,12 @@ def _overlap(
     value = root @ (jnp.eye(len(S), dtype=S.dtype) - end.V) @ root
     stderr = jnp.sqrt((root**2) @ error**2 @ (root**2))
     estimate = not_differentiable(Estimate(value, stderr), (model, alpha))
-    return estimate, tells_nothing(moments.mean)
+    return estimate, tells_nothing(moments.signal)
 
 
 def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.FixedPointState]:
     """The end of the iteration from above, in units S = I: V = I - Q."""
-    one = jnp.eye(moments.mean.shape[-2], dtype=moments.mean.dtype)
+    one = jnp.eye(moments.signal.shape[-1], dtype=moments.signal.dtype)
     solver = fixed_point.FixedPointSolver(
         map_of=_SpectralMap(moments, alpha).evaluate,
         V0=_START_COVARIANCE * one,

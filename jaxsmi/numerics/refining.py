@@ -207,7 +207,7 @@ def self_refining_moments(
         )
     else:
         key = jax.random.key(0) if key is None else key
-        rule = NetRule(integral.inner, budget.max_nodes, key)
+        rule = NetRule(integral.inner, budget.max_nodes, key, wide=integral.shared is None)
     return _Refinement(integral, rule, budget.tolerance, budget.share).solve()
 
 

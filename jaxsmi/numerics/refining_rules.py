@@ -65,7 +65,8 @@ _RATE, _DOUBLINGS = 0.9, 5
 # From the level of 8192 points on the points of a net are those of a wider Gaussian: what is left
 # there is in the tails. Its width is such that the effective number of points halves where the
 # integrand is flat (empirical: of 4096 labels of unbounded links of two and three fields none then
-# needed more than 65536 points, instead of a million).
+# needed more than 65536 points, instead of a million). Where an integrand places its nodes itself,
+# they reach the tails as they are.
 _WIDE_LEVEL, _LOSS = 3, 2.0
 _KINKED = 3.0  # of links with kinks, times the difference of a half [theory: numerics, Eq. (4)]
 
@@ -288,10 +289,10 @@ class NetRule(AbstractRule):
     net: Net
     scale: float = eqx.field(static=True)
 
-    def __init__(self, dimension: int, max_nodes: int, key: PRNGKeyArray):
+    def __init__(self, dimension: int, max_nodes: int, key: PRNGKeyArray, wide: bool = True):
         self.net = nets(key, _NETS, dimension)
         c = _LOSS ** (2.0 / dimension)  # s⁴/(2s² - 1) = c
-        self.scale: float = float(np.sqrt(c + np.sqrt(c * (c - 1.0))))
+        self.scale: float = float(np.sqrt(c + np.sqrt(c * (c - 1.0)))) if wide else 1.0
         self.sizes: tuple[int, ...] = tuple(size for size in _NET_SIZES if size <= max_nodes)
         self.narrow: int = len(self.sizes)
         self.groups: int = _NETS

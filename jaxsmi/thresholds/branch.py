@@ -27,6 +27,8 @@ NETS = 4  # nets inside one independent threshold: enough to detect E g gᵀ by 
 _RECOVERED_V = 1e-7  # V/S at perfect recovery: small enough for the signs of labels to be certain
 # relative changes of V: beyond a half a linear step is no estimate, and V stays positive
 _MAX_V_STEP = 0.5
+# of the Jacobian in a step: with errors of 3 % no step is longer than twenty plain ones
+_MAX_RADIUS = 0.95
 # search interval of the α at which tr F(V) = tr V: thresholds are of order one, far inside
 _ALPHA_RANGE = (1e-4, 1e4)
 _TEST_PRECISION = 4.0  # at which a prior is tested for oblique directions, times the inverse of S
@@ -72,6 +74,7 @@ class BranchPoint(eqx.Module):
     Attributes:
         alpha: α.
         V: V (k, k).
+        overlap: S - V (k, k).
         newton: N (k, k), the step to the fixed point at this α.
         tangent: T (k, k), the change of the fixed point with log α.
         spectral_radius: Spectral radius of J.
@@ -80,6 +83,7 @@ class BranchPoint(eqx.Module):
 
     alpha: Array
     V: Array
+    overlap: Array
     newton: Array
     tangent: Array
     spectral_radius: Array
@@ -97,20 +101,28 @@ class BranchPoint(eqx.Module):
 
     def relative_size(self, step: Array) -> Array:
         """The largest relative change of V by a step."""
-        root = inverse_root(self.V)
-        return jnp.max(jnp.abs(jnp.linalg.eigvalsh(symmetric(root @ step @ root))))
+        return jnp.max(jnp.abs(_relative(step, self.V)))
 
     def after_step(self, change: Array) -> tuple[Array, Array]:
-        """(α, V) after a step `change` in log α along the branch, shorter where V changes much."""
+        """(α, V) after a step `change` in log α along the branch, shorter where V grows or falls
+        much, or what is learned falls much."""
         step = self.newton + change * self.tangent
-        part = jnp.minimum(1.0, _MAX_V_STEP / jnp.maximum(self.relative_size(step), 1e-30))
+        unlearns = jnp.max(_relative(step, self.overlap))
+        size = jnp.maximum(self.relative_size(step), unlearns)
+        part = jnp.minimum(1.0, _MAX_V_STEP / jnp.maximum(size, 1e-30))
         return self.alpha * jnp.exp(part * change), symmetric(self.V + part * step)
 
 
+def _relative(step: Array, size: Array) -> Array:
+    """Eigenvalues of a step, relative to a positive matrix."""
+    root = inverse_root(size)
+    return jnp.linalg.eigvalsh(symmetric(root @ step @ root))
+
+
 def branch_point(
-    branch: OverlapMap, V: Array, alpha: Array | None = None, eigenmatrix: Array | None = None
+    branch: OverlapMap, V: Array, alpha: Array, eigenmatrix: Array | None = None
 ) -> BranchPoint:
-    """The average at V (k, k) and α; without α at the one at which F(V) has the trace of V.
+    """The average at V (k, k) and α; at α = 0 that at the α at which F(V) has the trace of V.
     `eigenmatrix`: that of the growth, where it is known."""
     S = branch.second_moment
     least = _RECOVERED_V * jnp.trace(S)
@@ -124,21 +136,24 @@ def branch_point(
     def at(log_alpha: Array) -> fixed_point.Evaluation:
         return eqx.tree_at(lambda b: b.alpha, branch, jnp.exp(log_alpha)).returned(V, response)
 
-    if alpha is None:  # tr F falls as α grows, so that it crosses tr V once
+    def crossing() -> Array:
+        # tr F falls as α grows, so that it crosses tr V once
         low, high = jnp.log(jnp.asarray(_ALPHA_RANGE, V.dtype))
-        log_alpha = roots.bisect(lambda x: jnp.trace(at(x).value) < jnp.trace(V), low, high)
-    else:
-        log_alpha = jnp.log(alpha)
+        return roots.bisect(lambda x: jnp.trace(at(x).value) < jnp.trace(V), low, high)
+
+    log_alpha = lax.cond(alpha > 0.0, lambda: jnp.log(alpha), crossing)
     evaluation = at(log_alpha)
     J = evaluation.jacobian
     slope = jax.jvp(lambda x: at(x).value, (log_alpha,), (jnp.ones_like(log_alpha),))[1]
+    radius = fixed_point.perron_value(J)
+    # beyond one (I - J)^{-1} points away from the branch, and J has statistical errors
+    J = J * jnp.minimum(1.0, _MAX_RADIUS / radius)
     newton = symmetric(fixed_point.resolvent(J, evaluation.value - V))
     tangent = symmetric(fixed_point.resolvent(J, slope))
     # where the fixed point is V = 0, V stays at its least size, and growth alone depends on α
     recovered = jnp.trace(V + newton) < least
     newton, tangent = (jnp.where(recovered, 0.0, x) for x in (newton, tangent))
-    radius = fixed_point.perron_value(J)
-    return BranchPoint(jnp.exp(log_alpha), V, newton, tangent, radius, grown)
+    return BranchPoint(jnp.exp(log_alpha), V, S - V, newton, tangent, radius, grown)
 
 
 def branch_growth(
@@ -239,7 +254,8 @@ def next_crossing(
             return here
     values, vectors = jnp.linalg.eigh(S - branch.restrict(Q))
     most = _START_V * jnp.trace(S) / len(S)
-    here = _point(branch, (vectors * jnp.minimum(values, most)) @ vectors.T)
+    V = (vectors * jnp.minimum(values, most)) @ vectors.T
+    here = _point(branch, V, jnp.zeros((), V.dtype))
     last: BranchPoint | None = None
     jumped = False  # an iterated point is on the stable branch, whatever errors its J has
     while not _scan_ends(here):
@@ -267,25 +283,28 @@ def _scan_ends(point: BranchPoint) -> bool:
     return bool(jnp.any(is_linear)) or not bool(jnp.isfinite(point.log_growth))
 
 
-_point = eqx.filter_jit(branch_point)
+_point, _end = eqx.filter_jit(branch_point), eqx.filter_jit(branch_end)
 
 
-@eqx.filter_jit
 def _next_point(branch: OverlapMap, point: BranchPoint, alpha_max: Array) -> BranchPoint:
     """The next point upwards in α, at most `alpha_max`."""
-    size = jnp.maximum(point.relative_size(point.tangent), 1e-30)
-    change = jnp.minimum(_SCAN_LOG_STEP, _SCAN_V_STEP / size)
-    change = jnp.clip(change, 0.0, jnp.log(alpha_max / point.alpha))
-    alpha, V = point.after_step(change)
-    return branch_point(branch, V, alpha)
+    alpha, V = _next(point, alpha_max)
+    return _point(branch, V, alpha)
 
 
 @eqx.filter_jit
+def _next(point: BranchPoint, alpha_max: Array) -> tuple[Array, Array]:
+    """(α, V) of the next point."""
+    size = jnp.maximum(point.relative_size(point.tangent), 1e-30)
+    change = jnp.minimum(_SCAN_LOG_STEP, _SCAN_V_STEP / size)
+    return point.after_step(jnp.clip(change, 0.0, jnp.log(alpha_max / point.alpha)))
+
+
 def _jump(branch: OverlapMap, alpha: Array) -> BranchPoint:
     """The stable point at α, by iteration from nearly nothing learned."""
     branch = eqx.tree_at(lambda b: b.alpha, branch, alpha)
-    V, _ = branch_end(branch, _START_V * branch.second_moment, *_JUMP_ITERATION)
-    return branch_point(branch, V, alpha)
+    V, _ = _end(branch, _START_V * branch.second_moment, *_JUMP_ITERATION)
+    return _point(branch, V, alpha)
 
 
 def _crossing(last: BranchPoint, here: BranchPoint) -> BranchPoint:

@@ -30,7 +30,8 @@ from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.thresholds.branch import NETS, BranchPoint, branch_growth, branch_point
 
-_MAX_STEPS = 25  # of Newton; four to eight are usual, more only where the branch folds
+# of Newton; more than four only where the branch folds or begins
+_MAX_STEPS, _USUAL_STEPS = 25, 4
 # The last step in log α and in V, relative: what it leaves is of second order. Averages over random
 # nodes are smooth to their tolerance only, far below the error bars.
 _LAST_STEPS = (1e-4, 1e-3)
@@ -38,6 +39,7 @@ _LAST_STEPS_RANDOM = (2e-3, 2e-2)
 # d log λ α/d log α lies between a half (one: λ constant) and thirty (a steep rise of the overlap):
 # secants with larger ones are noise
 _SLOPE_RANGE = (0.5, 30.0)
+_UNSTABLE = 1.1  # a spectral radius above one by more than its statistical errors
 _MAX_LOG_STEP = 0.15  # of a step in log α: within it the leading eigenmatrix hardly turns
 
 
@@ -87,11 +89,12 @@ def roots(model: AbstractModel, region: SearchRegion) -> Roots:
 
 
 class _NewtonState(NamedTuple):
-    """The latest point, c, the next step in log α, and the number of steps taken."""
+    """The latest point, c, the next step in log α, where that leads to, and the number of steps."""
 
     point: BranchPoint
     gradient: Array
     change: Array
+    next: tuple[Array, Array]
     count: Array
 
 
@@ -105,34 +108,48 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
     branch = region.branch(model, region.guess, key)
     last_alpha, last_V = _LAST_STEPS_RANDOM if model.channel.averaging.random_nodes else _LAST_STEPS
 
+    def unstable(point: BranchPoint) -> Array:
+        return point.spectral_radius > _UNSTABLE
+
     def is_last(state: _NewtonState) -> Array:
         point = state.point
         size = point.relative_size(point.newton + state.change * point.tangent)
-        return (jnp.abs(state.change) <= last_alpha) & (size <= last_V)
+        # the noise of random nodes may exceed the limits: those of late steps are wider
+        wider = jnp.maximum(state.count / _USUAL_STEPS, 1.0)
+        near = (jnp.abs(state.change) <= wider * last_alpha) & (size <= wider * last_V)
+        return near & ~unstable(point)
 
     def running(state: _NewtonState) -> Array:
-        return (state.count < _MAX_STEPS) & ~is_last(state) & jnp.isfinite(state.point.log_growth)
-
-    def planned(point: BranchPoint, gradient: Array, count: Array) -> _NewtonState:
-        slope = jnp.clip(1.0 + jnp.sum(gradient * point.tangent), *_SLOPE_RANGE)
-        change = -(point.log_growth + jnp.sum(gradient * point.newton)) / slope
-        return _NewtonState(point, gradient, jnp.clip(change, -_MAX_LOG_STEP, _MAX_LOG_STEP), count)
+        begun = state.count > 0
+        ended = is_last(state) | ~jnp.isfinite(state.point.log_growth)
+        return (state.count < _MAX_STEPS) & ~(begun & ended)
 
     def step(state: _NewtonState) -> _NewtonState:
-        old = state.point
-        alpha, V = old.after_step(state.change)
+        old, (alpha, V) = state.point, state.next
         new = branch_point(branch, V, jnp.maximum(alpha, region.floor), region.eigenmatrix)
         moved = new.V - old.V
         rise = (new.log_growth - jnp.log(new.alpha)) - (old.log_growth - jnp.log(old.alpha))
         # Broyden: the smallest change of c, in the metric of V, that explains the rise of log λ
         missing = rise - jnp.sum(state.gradient * moved)
-        return planned(new, state.gradient + missing * _dual(old.V, moved), state.count + 1)
+        # no gradient is known at first: log λ rises with V's tangent as log α does, a typical slope
+        first = state.count == 0
+        guessed, learned = _dual(new.V, new.tangent), missing * _dual(old.V, moved)
+        c = jnp.where(first, guessed, state.gradient + learned)
+        slope = jnp.clip(1.0 + jnp.sum(c * new.tangent), *_SLOPE_RANGE)
+        change = -(new.log_growth + jnp.sum(c * new.newton)) / slope
+        change = jnp.clip(change, -_MAX_LOG_STEP, _MAX_LOG_STEP)
+        change = jnp.where(unstable(new), 0.0, change)  # V comes first
+        return _NewtonState(new, c, change, new.after_step(change), state.count + 1)
 
-    first = branch_point(branch, region.V0, region.guess, region.eigenmatrix)
-    # no gradient is known yet: log λ rises with V's tangent as log α does, a typical slope of two
-    start = planned(first, _dual(first.V, first.tangent), jnp.zeros((), int))
-    end = lax.while_loop(running, step, start)
-    alpha, V = end.point.after_step(end.change)
+    # one program for the first point and for the others: they are most of what is compiled
+    start = (region.guess, region.V0)
+    shapes = eqx.filter_eval_shape(branch_point, branch, region.V0, *start[:1], region.eigenmatrix)
+    unknown = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
+    unknown = eqx.tree_at(lambda p: p.V, unknown, jnp.eye(len(region.V0), dtype=region.V0.dtype))
+    none = jnp.zeros((), region.guess.dtype)
+    state = _NewtonState(unknown, region.V0, none, start, jnp.zeros((), int))
+    end = lax.while_loop(running, step, state)
+    alpha, V = end.next
     code = jnp.where(is_last(end), int(Result.SUCCESS), int(Result.MAX_STEPS))
     code = jnp.where(jnp.isfinite(end.point.log_growth), code, int(Result.NONFINITE))
     alpha = jnp.maximum(alpha, region.floor)

@@ -387,7 +387,7 @@ def test_search_prescribes_a_threshold():
     """The noise at which |z| + noise is learned at α = 1: unique, as noise delays learning."""
     even = lambda z: jnp.abs(z[0, 0])
     build = lambda p: smi.MultiIndex(even, indices=1, noise=jnp.exp(p))
-    averages = smi.Averages(points=2**10)
+    averages = smi.Averages(points=2**10, nets=16)
     search = smi.search_threshold(build, jnp.log(0.3), key=KEY, target=1.0, averages=averages)
     assert result(search) == Result.SUCCESS
     np.testing.assert_allclose(search.threshold.alpha, 1.0, rtol=2e-3)
