@@ -6,6 +6,7 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
   large errors ‖r‖/(1 - ρ), ρ the spectral radius of J: the larger of them, not the (damped) step,
   is compared with the tolerance (J is not normal: one layer's uncertainty can move another thirty
   times as much);
+* 2^k steps of the linearised map at once, V + Σ_j J^j r, j < 2^k, where they change V little;
 * Newton polish V + t (I - J)^{-1} r, t halved after a step that did not halve the residual, taken
   only where the iteration already contracts, the residual falls, and the step stays near V;
 * ρ by the growth of the powers of J on symmetric matrices: J maps positive matrices to positive
@@ -59,6 +60,7 @@ from jaxsmi.core.driver import (
     one_by_one,
 )
 from jaxsmi.numerics.linear_algebra import (
+    inverse_root,
     positive_part,
     spectral_radius,
     symmetric,
@@ -83,6 +85,9 @@ _POWERS = 64  # of a map: leading eigenvalues 5 % apart leave 4 % of the second 
 # A part of the points is enough as long as V moves by three of its standard errors; a residual that
 # grows by a tenth a step leaves a saddle.
 _ROUGH_SIGMAS, _GROWS = 3.0, 1.1
+# Where Newton steps are not sound, as off a saddle or on the way to V = 0, up to 2^4 steps of the
+# linearised map are taken at once: with more, errors of J of a few per cent add up.
+_DOUBLINGS = 4
 # √q of two directions above which the random points determine the slope of the map between them
 _RESOLVED = 0.1
 
@@ -114,6 +119,24 @@ def resolvent(J: Array, move: PyTree) -> PyTree:
     return build(jnp.linalg.solve(one - J.reshape(one.shape), flat))
 
 
+def _linear_steps(J: Array, difference: Array, V: Array, longest: Array) -> Array:
+    """Σ_k J^k of a difference (P, P), over as many steps 1, 2, 4, .. as change V by no more than
+    `longest`, and by no more than 0.7 of itself."""
+    size = difference.size
+    power, total = J.reshape(size, size), difference.ravel()
+    root = inverse_root(V)
+    going = jnp.ones((), bool)
+    for _ in range(_DOUBLINGS):
+        longer = total + power @ total
+        change = symmetric(longer.reshape(V.shape))
+        kept = 1.0 + jnp.min(jnp.linalg.eigvalsh(symmetric(root @ change @ root)))
+        going = going & (jnp.max(jnp.abs(change)) <= longest) & (kept > _MIN_EIGENVALUE_RATIO)
+        total = jnp.where(going, longer, total)
+        power = jnp.where(going, power, 0.0)  # no overflow after the last step
+        power = power @ power
+    return symmetric(total.reshape(V.shape))
+
+
 class Evaluation(eqx.Module):
     """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P), and the fraction of samples whose
     inner integral was inaccurate."""
@@ -127,7 +150,7 @@ class Evaluation(eqx.Module):
 class FixedPointState(eqx.Module):
     """State of the iteration: V, the last evaluation of F (at the V before), and its residual.
 
-    `last_trace`: tr V before the last step; `decay_count`: consecutive steps of geometric decay;
+    `ratio`: tr F(V)/tr V; `decay_count`: consecutive steps of geometric decay;
     `trust`: the part of a Newton step that is taken; `polished`: the last step was one;
     `remaining`: distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed
     point may be zero; `rough`: the next evaluation takes a part of the points; `exact`: the last
@@ -139,7 +162,7 @@ class FixedPointState(eqx.Module):
     residual: Array
     distance: Array
     spectral_radius: Array
-    last_trace: Array
+    ratio: Array
     decay_count: Array
     trust: Array
     polished: Array
@@ -209,7 +232,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             residual=infinite,
             distance=infinite,
             spectral_radius=infinite,
-            last_trace=jnp.trace(V0),
+            ratio=infinite,
             decay_count=jnp.zeros((), int),
             trust=jnp.ones((), dtype),
             polished=jnp.zeros((), dtype),
@@ -250,7 +273,10 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         contracts = rho < (_NEWTON_BELOW_FOLD if self.fold else _NEWTON_BELOW)
         take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
         # `_sound` allows rounding above S, but the next overlap S - V has to be positive
-        new = jnp.where(take, inside(candidate), value)
+        further = value
+        if self.newton and not self.fold and self.downwards is None:
+            further = inside(V + _linear_steps(evaluation.jacobian, difference, V, longest))
+        new = jnp.where(take, inside(candidate), further)
         if self.fold:
             # a Newton step ended beyond the fold: plain steps from before it, and no more Newton
             left = (state.polished > 0.0) & (rho >= 1.0)
@@ -258,7 +284,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             new = jnp.where(left, state.evaluation.value, new)
         trace = jnp.trace(V)
         ratio = jnp.trace(value) / trace
-        decay_count = self.decay.follow(state.decay_count, trace, ratio, trace / state.last_trace)
+        decay_count = self.decay.follow(state.decay_count, trace, ratio, state.ratio)
         undecided = (ratio < self.decay.slowest) & (trace <= 2.0 * len(V) * distance)
         remaining = jnp.where(
             take, (1.0 - 0.5 * part) * newton_step, apply(evaluation.jacobian, newton_step)
@@ -282,7 +308,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             residual=residual,
             distance=distance,
             spectral_radius=rho,
-            last_trace=trace,
+            ratio=ratio,
             decay_count=decay_count,
             trust=trust,
             polished=jnp.where(take, part, 0.0),
