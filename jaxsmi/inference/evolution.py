@@ -125,7 +125,7 @@ def state_evolution(
 
     Cost:
         `points` posteriors a step, an eighth of them as long as the overlap moves by more than the
-        statistical error of that eighth: two-layer attention at α = 0.5 takes 17 steps and about
+        statistical error of that eighth: two-layer attention at α = 0.5 takes 15 steps and about
         1.6 s on one core after compilation; links of three fields with noise 5 to 15 s.
 
     Source:

@@ -87,8 +87,8 @@ def staircase(
         [2.5]
 
     Cost:
-        About eight times the points a step, and a scan: 200 s for three layers of attention. It
-        runs outside jit and vmap; grad and jvp are fine.
+        About eight times the points a step, and a scan: 6 s for two layers of attention, 40 s for
+        three, after compilation (13 s and 50 s). It runs outside jit and vmap; grad and jvp are fine.
 
     Source:
         [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (56), (60), (74) to (76)].
