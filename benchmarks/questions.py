@@ -1,7 +1,8 @@
 """What a user waits for: three questions to every ready-made link and to links of one's own.
 
     python benchmarks/questions.py ROWS.jsonl                    # all, about half an hour
-    python benchmarks/questions.py ROWS.jsonl two_layers sign    # some of the models
+    python benchmarks/questions.py ROWS.jsonl "two layers" sign  # some of the models
+    python benchmarks/questions.py ROWS.jsonl --table            # what is there, in Markdown
     PYTHONPATH=TREE python benchmarks/questions.py OTHER.jsonl   # of another tree
 
 Questions: `weak` the threshold of weak recovery, `theory` state evolution at one α, `energy` the
@@ -128,6 +129,21 @@ def measure(name, asked):
     }
 
 
+def table(rows):
+    """Cold and warm seconds of each question, and the largest ratio of vmap to a loop of calls that
+    takes longer than a second."""
+    by_model = {}
+    for row in rows:
+        by_model.setdefault(row["model"], {})[row["question"]] = row
+    print("| model | weak recovery | state evolution | free entropy | vmap/loop |")
+    print("|---|---:|---:|---:|---:|")
+    for name, asked in by_model.items():
+        cells = [f"{r['cold']:.1f} ({r['warm']:.2g})" for r in asked.values()]
+        ratios = [r["vmap"] / r["loop"] for r in asked.values() if r["loop"] > 1.0]
+        ratio = f"{max(ratios):.2f}" if ratios else ""
+        print("| " + " | ".join([name.replace("|", "\\|"), *cells, ratio]) + " |")
+
+
 def main():
     """Every model and question, each in a process of its own; what is in the file stays."""
     if sys.argv[1] == "--measure":
@@ -135,6 +151,9 @@ def main():
         return
     path = Path(sys.argv[1])
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if sys.argv[2:] == ["--table"]:
+        table(rows)
+        return
     done = {(row["model"], row["question"]) for row in rows}
     ours = ("JAX_COMPILATION_CACHE_DIR", "JAXSMI_CACHE")
     environment = {name: x for name, x in os.environ.items() if name not in ours}

@@ -131,7 +131,7 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
         rise = (new.log_growth - jnp.log(new.alpha)) - (old.log_growth - jnp.log(old.alpha))
         # Broyden: the smallest change of c, in the metric of V, that explains the rise of log λ
         missing = rise - jnp.sum(state.gradient * moved)
-        # no gradient is known at first: log λ rises with V's tangent as log α does, a typical slope
+        # no gradient is known at first: typically log λ rises as fast as log α
         first = state.count == 0
         guessed, learned = _dual(new.V, new.tangent), missing * _dual(old.V, moved)
         c = jnp.where(first, guessed, state.gradient + learned)
