@@ -88,7 +88,8 @@ def staircase(
 
     Cost:
         About eight times the points a step, and a scan: 6 s for two layers of attention, 40 s for
-        three, after compilation (13 s and 50 s). It runs outside jit and vmap; grad and jvp are fine.
+        three, after compilation (13 s and 50 s). It runs outside jit and vmap; grad and jvp are
+        fine.
 
     Source:
         [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (56), (60), (74) to (76)].
