@@ -22,7 +22,7 @@ KNOWN = {  # model, points, α and its error, what is learned
     "sign of a product": (smi.links.sign_product(2), 2**10, np.pi**2 / 4, 0, np.eye(2) / 2),
     # known to half a unit of the last digit
     "product": (smi.links.product(2), 2**13, 0.59375, 5e-6, np.eye(2) / 2),
-    "square and parity": (smi.links.square_plus_sign_parity(), 2**12, 0.57517, 5e-6, np.diag([1, 0, 0])),
+    "square and parity": (smi.links.square_plus_sign_parity(), 2**14, 0.57517, 5e-6, np.diag([1, 0, 0])),
     "one layer, 2 tokens": (smi.DeepAttention(1, 2), 2**13, 1 / 6, 0, [[1.0]]),
     "one layer, 3 tokens": (smi.DeepAttention(1, 3), 2**13, 1 / 12, 0, [[1.0]]),
     "one layer, 4 tokens": (smi.DeepAttention(1, 4), 2**13, 1 / 20, 0, [[1.0]]),
