@@ -60,8 +60,8 @@ from jaxsmi.core.driver import (
     one_by_one,
 )
 from jaxsmi.numerics.linear_algebra import (
-    inverse_root,
     positive_part,
+    relative_eigenvalues,
     spectral_radius,
     symmetric,
     symmetric_basis,
@@ -120,17 +120,16 @@ def resolvent(J: Array, move: PyTree) -> PyTree:
 
 
 def _linear_steps(J: Array, difference: Array, V: Array, longest: Array) -> Array:
-    """Σ_k J^k of a difference (P, P), over as many steps 1, 2, 4, .. as change V by no more than
-    `longest`, and by no more than 0.7 of itself."""
+    """Σ_k J^k of a difference (P, P), over as many steps 1, 2, 4, .. as change no entry of V by
+    more than `longest`, and its eigenvalues by no more than a Newton step may."""
     size = difference.size
     power, total = J.reshape(size, size), difference.ravel()
-    root = inverse_root(V)
     going = jnp.ones((), bool)
     for _ in range(_DOUBLINGS):
         longer = total + power @ total
         change = symmetric(longer.reshape(V.shape))
-        kept = 1.0 + jnp.min(jnp.linalg.eigvalsh(symmetric(root @ change @ root)))
-        going = going & (jnp.max(jnp.abs(change)) <= longest) & (kept > _MIN_EIGENVALUE_RATIO)
+        similar = 1.0 + relative_eigenvalues(change, V)[0] > _MIN_EIGENVALUE_RATIO
+        going = going & similar & (jnp.max(jnp.abs(change)) <= longest)
         total = jnp.where(going, longer, total)
         power = jnp.where(going, power, 0.0)  # no overflow after the last step
         power = power @ power
@@ -326,10 +325,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
     def _sound(self, V: Array, candidate: Array) -> Array:
         """A Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short."""
         # eigenvalues relative to V: entries alone would let small directions change sign
-        root = jnp.linalg.cholesky(V)
-        whitened = jax.scipy.linalg.solve_triangular(root, candidate, lower=True)
-        whitened = jax.scipy.linalg.solve_triangular(root, whitened.T, lower=True)
-        similar = jnp.min(jnp.linalg.eigvalsh(whitened)) > _MIN_EIGENVALUE_RATIO
+        similar = 1.0 + relative_eigenvalues(candidate - V, V)[0] > _MIN_EIGENVALUE_RATIO
         # twice: a cut Newton step holds a part of the plain one as well
         short = jnp.max(jnp.abs(candidate - V)) < 2.0 * _MAX_STEP * jnp.max(self.scale)
         spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))

@@ -96,6 +96,13 @@ def inverse_root(matrix: Array) -> Array:
     return (vectors * scale) @ vectors.T
 
 
+def relative_eigenvalues(change: Array, matrix: Array) -> Array:
+    """Eigenvalues of V^{-1/2} A V^{-1/2}, ascending, for a symmetric A and a positive
+    semi-definite V; zero in the directions that `inverse_root` leaves out."""
+    root = inverse_root(matrix)
+    return jnp.linalg.eigvalsh(symmetric(root @ change @ root))
+
+
 def positive_part(matrix: Array) -> Array:
     """The symmetric part of a matrix (P, P), its negative eigenvalues replaced by zero."""
     values, vectors = jnp.linalg.eigh(symmetric(matrix))

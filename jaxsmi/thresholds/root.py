@@ -39,7 +39,7 @@ _LAST_STEPS_RANDOM = (2e-3, 2e-2)
 # d log λ α/d log α lies between a half (one: λ constant) and thirty (a steep rise of the overlap):
 # secants with larger ones are noise
 _SLOPE_RANGE = (0.5, 30.0)
-_UNSTABLE = 1.1  # a spectral radius above one by more than its statistical errors
+_UNSTABLE = 1.1  # a spectral radius above one by more than its statistical errors (branch.py)
 _MAX_LOG_STEP = 0.15  # of a step in log α: within it the leading eigenmatrix hardly turns
 
 
@@ -106,6 +106,7 @@ def _roots(model: AbstractModel, region: SearchRegion) -> Roots:
 def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Roots:
     """Root of h near the guess, by Newton steps in α and V together with secants for c."""
     branch = region.branch(model, region.guess, key)
+    S = branch.second_moment
     last_alpha, last_V = _LAST_STEPS_RANDOM if model.channel.averaging.random_nodes else _LAST_STEPS
 
     def unstable(point: BranchPoint) -> Array:
@@ -139,14 +140,16 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
         change = -(new.log_growth + jnp.sum(c * new.newton)) / slope
         change = jnp.clip(change, -_MAX_LOG_STEP, _MAX_LOG_STEP)
         change = jnp.where(unstable(new), 0.0, change)  # V comes first
-        return _NewtonState(new, c, change, new.after_step(change), state.count + 1)
+        return _NewtonState(new, c, change, new.after_step(change, S), state.count + 1)
 
     # one program for the first point and for the others: they are most of what is compiled
-    start = (region.guess, region.V0)
-    shapes = eqx.filter_eval_shape(branch_point, branch, region.V0, *start[:1], region.eigenmatrix)
+    shapes = eqx.filter_eval_shape(
+        branch_point, branch, region.V0, region.guess, region.eigenmatrix
+    )
     unknown = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
     unknown = eqx.tree_at(lambda p: p.V, unknown, jnp.eye(len(region.V0), dtype=region.V0.dtype))
     none = jnp.zeros((), region.guess.dtype)
+    start = (region.guess, region.V0)
     state = _NewtonState(unknown, region.V0, none, start, jnp.zeros((), int))
     end = lax.while_loop(running, step, state)
     alpha, V = end.next
