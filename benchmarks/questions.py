@@ -5,8 +5,8 @@
     python benchmarks/questions.py ROWS.jsonl --table            # what is there, in Markdown
     PYTHONPATH=TREE python benchmarks/questions.py OTHER.jsonl   # of another tree
 
-Questions: `weak` the threshold of weak recovery, `theory` state evolution at one α, `energy` the
-free entropy at an overlap of .3. All with default points and tolerances, on one core
+Questions: `weak` the threshold of weak recovery, `theory` state evolution at one α, `entropy`
+the free entropy at an overlap of .3. All with default points and tolerances, on one core
 (`taskset -c 0`). Columns, in wall seconds: `cold` the call in a process that has compiled nothing,
 `warm` the same with another key; `loop` four more calls, with other α (weak recovery: keys), and
 `vmap` the same four at once, compiled; the answer and its standard error; the code.
@@ -27,20 +27,20 @@ import jaxsmi as smi
 own = smi.MultiIndex
 MODELS = {  # and an α at which something is learned
     "linear": (lambda: smi.links.linear(0.5), 1.0),
-    "sign": (lambda: smi.links.sign(), 2.0),
+    "sign": (smi.links.sign, 2.0),
     "noisy sign": (lambda: smi.links.sign(noise=0.1), 2.0),
-    "phase retrieval": (lambda: smi.links.phase_retrieval(), 0.9),
+    "phase retrieval": (smi.links.phase_retrieval, 0.9),
     "sign(z1 z2)": (lambda: smi.links.sign_product(2), 3.0),
     "sign(z1 z2 z3)": (lambda: smi.links.sign_product(3), 8.0),
     "z1 z2": (lambda: smi.links.product(2), 1.5),
-    "z1² + sign(z1 z2 z3)": (lambda: smi.links.square_plus_sign_parity(), 2.0),
+    "z1² + sign(z1 z2 z3)": (smi.links.square_plus_sign_parity, 2.0),
     "logistic": (lambda: smi.links.logistic(2.0), 2.0),
     "softmax": (lambda: smi.links.softmax(3), 2.0),
-    "poisson": (lambda: smi.links.poisson(), 1.0),
+    "poisson": (smi.links.poisson, 1.0),
     "relu": (lambda: smi.links.relu(0.1), 1.0),
     "hard tanh": (lambda: smi.links.hard_tanh(0.05), 1.0),
     "|z|": (lambda: smi.links.absolute(0.1), 1.0),
-    "door": (lambda: smi.links.door(), 2.0),
+    "door": (smi.links.door, 2.0),
     "one layer": (lambda: smi.DeepAttention(1, 2), 0.3),
     "one layer, 3 tokens": (lambda: smi.DeepAttention(1, 3), 0.3),
     "two layers": (lambda: smi.DeepAttention(2, 2), 0.5),
@@ -82,11 +82,11 @@ def question(name, model, alpha):
 
         return theory, (same_key, alphas)
 
-    def energy(key, alpha):
+    def entropy(key, alpha):
         value = smi.free_entropy(model, alpha, 0.3, key=key)
         return value.value, value.stderr, jnp.zeros((), int)
 
-    return energy, (same_key, alphas)
+    return entropy, (same_key, alphas)
 
 
 def timed(function, *arguments):
@@ -138,8 +138,10 @@ def table(rows):
     print("| model | weak recovery | state evolution | free entropy | vmap/loop |")
     print("|---|---:|---:|---:|---:|")
     for name, asked in by_model.items():
-        cells = [f"{r['cold']:.1f} ({r['warm']:.2g})" for r in asked.values()]
-        ratios = [r["vmap"] / r["loop"] for r in asked.values() if r["loop"] > 1.0]
+        cells = [
+            f"{r['cold']:.1f} ({r['warm']:.2g})" if "cold" in r else "none" for r in asked.values()
+        ]
+        ratios = [r["vmap"] / r["loop"] for r in asked.values() if r.get("loop", 0.0) > 1.0]
         ratio = f"{max(ratios):.2f}" if ratios else ""
         print("| " + " | ".join([name.replace("|", "\\|"), *cells, ratio]) + " |")
 
@@ -158,7 +160,7 @@ def main():
     ours = ("JAX_COMPILATION_CACHE_DIR", "JAXSMI_CACHE")
     environment = {name: x for name, x in os.environ.items() if name not in ours}
     for name in sys.argv[2:] or MODELS:
-        for asked in ("weak", "theory", "energy"):
+        for asked in ("weak", "theory", "entropy"):
             if (name, asked) in done:
                 continue
             command = [sys.executable, __file__, "--measure", name, asked]

@@ -1,15 +1,13 @@
 r"""Generalised approximate message passing on a data set: one engine for every model and learner.
 
     prepare     the learner's task (learner_passing.py), the start, one `GampIteration`
-    iterate     its steps (gamp_step.py) in the loop of core/driver.py. A converged run restarts
-                where labels carry a spectral signal for directions at zero overlap (outside jit,
-                after a spectral start); one that diverges restarts with more damping
+    iterate     its steps (gamp_step.py) in the loop of core/driver.py. A run that converges where
+                the fixed point is unstable on the data goes on along the unstable direction; one
+                that diverges restarts with more damping (both outside jit)
     finish      V that falls to zero is perfect recovery only if the estimate reproduces the labels;
                 a run of which a row has less in common with its spectral estimate than theory says,
                 or has learned less, gives back its start
     best_end    of several starts, the end with the largest Bethe free entropy
-
-An end whose fixed point is unstable on the data is left along the unstable direction (outside jit).
 
 Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41); spectral, section 5].
 """
@@ -58,10 +56,7 @@ from jaxsmi.inference.gamp_step import (
 from jaxsmi.inference.learner_passing import learner_task
 from jaxsmi.inference.spectral import (
     REGULARISATION,
-    new_and_old,
-    nothing_known,
     spectral_start,
-    unknown_directions,
     with_estimated_norm,
 )
 from jaxsmi.learners.base import AbstractLearner, BayesResponder
@@ -120,9 +115,8 @@ def gamp(
 
     By default it starts from the spectral estimate where there is one, rescales b and widens V
     where these disagree with the labels (`smi.Bayes(calibrate=False)`: never), and adds damping
-    once nothing grows. If the run converges with some directions still at zero overlap, and the
-    labels carry a spectral signal for them, it restarts with that spectral estimate added. This
-    restart, and that of a diverging matrix run with more damping, happen outside jit and vmap only.
+    once nothing grows. A run that converges to an unstable point goes on along the unstable
+    direction, and a matrix run that diverges begins anew with more damping: outside jit and vmap.
     The textbook algorithm: `learner=smi.Bayes("divergence", calibrate=False)`, `start=1e-3`,
     `iteration=smi.Iteration(damping=0.0)`.
 
@@ -455,12 +449,12 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     check(centred, "start", "spectral", allowed)
     observations = Observations.of(with_estimated_norm(model, data, None), data)
     s = jnp.asarray(REGULARISATION, theory_dtype())
-    start = spectral_start(observations, nothing_known(observations), keys[1], s)
+    start = spectral_start(observations, keys[1], s)
     allowed = "a positive number where labels say something of W at first order"
     check(~start.has_linear_signal, "start", "spectral", allowed)
     size = jnp.where(start.has_linear_signal | ~centred, jnp.nan, _TINY)
     state = _noisy(start.state, keys[0], size)
-    return _GampStart(observations, state, _no_side(state), start.estimate)
+    return _GampStart(observations, state, _no_side(state), start.state.weights)
 
 
 @eqx.filter_jit
@@ -498,22 +492,15 @@ def _iterate(
     """One run to its end, and its solver, which starts anew where it goes on."""
     steps = problem.max_steps
     run = init_run(problem, steps // every)
-    # each new start adds a direction, of which one at least is known: P - 1 of them suffice
-    directions, kicks = problem.observations.model.indices - 1, _KICKS
+    kicks = _KICKS
     while True:
         run = run_solver(problem, run, steps, every=every, label=label)
         bethe = _bethe(problem, run.state.state)
         quiet = concrete(run.result) and int(run.result) in (Result.SUCCESS, Result.INACCURATE)
-        following = None
-        if quiet and directions > 0:
-            following = _following(problem, run, jax.random.fold_in(key, 1 + directions))
-            directions -= 1
-        if quiet and following is None and kicks > 0 and float(bethe.stability) > 1.0:
-            following = _kicked(problem, run, bethe, jax.random.fold_in(key, _KICKED + kicks))
-            kicks -= 1
-        if following is None:
+        if not (quiet and kicks > 0 and float(bethe.stability) > 1.0):
             return problem, run, bethe
-        problem = following
+        problem = _kicked(problem, run, bethe, jax.random.fold_in(key, _KICKED + kicks))
+        kicks -= 1
         run = Run(_restarted(problem), run.step, jnp.full_like(run.result, RUNNING), run.history)
 
 
@@ -534,33 +521,6 @@ def _kicked(
 
 # compiled: from outside jit one program, not one an array
 _restarted = eqx.filter_jit(GampIteration.init)
-
-
-def _following(
-    problem: GampIteration, run: Run[GampLoopState], key: PRNGKeyArray
-) -> GampIteration | None:
-    """The solver that continues a converged run with a spectral estimate of the directions at zero
-    overlap, given the learned ones. None without a spectral start, where all directions are learned
-    or none, or where no eigenvalue is outside the bulk."""
-    old = problem.spectral
-    if old is None:
-        return None
-    state = run.state.state
-    S = problem.observations.second_moment
-    unknown = unknown_directions(state.weights, S)
-    if not 0 < round(float(jnp.trace(unknown))) < len(S):
-        return None
-    start_key, spectral_key = jax.random.split(key)
-    s = jnp.asarray(REGULARISATION, theory_dtype())
-    start = spectral_start(problem.observations, state, spectral_key, s)
-    if not bool(start.outlier.learned):
-        return None
-    _, known = new_and_old(unknown, S)
-    return dataclasses.replace(
-        problem,
-        start=_noisy(start.state, start_key, jnp.asarray(_TINY)),
-        spectral=start.estimate + contract(known, old),
-    )
 
 
 # Finish

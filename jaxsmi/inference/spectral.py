@@ -14,15 +14,14 @@ Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
 The eigensolver is block Lanczos, restarted from its best vectors until the wanted ones converge:
 each vector of its space costs one product, where the LOBPCG of JAX takes four.
 
-The norm of one index is estimated from the labels (`with_estimated_norm`). For directions that are
-still at zero overlap once others are learned, the same holds with G at the cavity fields of the
-learned ones, on vectors orthogonal to them.
+The norm of one index is estimated from the labels (`with_estimated_norm`).
 
 Source: [theory: spectral, sections 3 to 5].
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -39,7 +38,7 @@ from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Result, Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.design.designs import EVERYWHERE, IndexOperator, on_devices
-from jaxsmi.inference.gamp_step import GampState, Observations, contract
+from jaxsmi.inference.gamp_step import GampState, Observations
 from jaxsmi.inference.spectral_theory import (
     MAX_OUTLIERS,
     LabelMoments,
@@ -57,7 +56,6 @@ from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
 
 REGULARISATION = 0.95
 _LABELS = 4096  # at most, that theory's averages are made of
-_KNOWN = 0.02  # of S: a direction of which less is known is looked for
 _RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
 _DENSE = 64  # P D up to which the matrix is diagonalised
 _STAGE = 25  # iterations between two looks at the residual
@@ -68,19 +66,16 @@ _ROUNDS = 8
 # (empirical): where its copies are combined, and where there is one
 _SAME_GRAM_OF_COPIES = 0.02
 _SAME_GRAM = 0.5
-_NULL = 1e-8  # of D: a squared length that is zero
 
 
 class SpectralStart(NamedTuple):
     """The spectral estimate as message passing takes it.
 
-    `state`: a `GampState`; `estimate` Ŵ (P, D): its weights, but for what was known before;
-    `outlier`: theory's numbers; `eigenpairs`: eigenvectors and their values;
-    `has_linear_signal`: labels depend on W at first order.
+    `state`: a `GampState`; `outlier`: theory's numbers; `eigenpairs`: eigenvectors and their
+    values; `has_linear_signal`: labels depend on W at first order.
     """
 
     state: GampState
-    estimate: Array
     outlier: Outlier
     eigenpairs: Eigenpairs
     has_linear_signal: Array
@@ -159,7 +154,7 @@ def spectral(
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)
     observations = Observations.of(with_estimated_norm(model, data, estimate_norm), data)
-    start = spectral_start(observations, nothing_known(observations), key, s)
+    start = spectral_start(observations, key, s)
     allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
     check(~start.has_linear_signal, "model", title(model), allowed)
     valid = centred & ~start.has_linear_signal & validate.valid(s) & validate.valid(model)
@@ -167,20 +162,13 @@ def spectral(
 
 
 @eqx.filter_jit
-def spectral_start(
-    observations: Observations, known: GampState, key: PRNGKeyArray, s: Array
-) -> SpectralStart:
-    """The start of message passing in the directions that are not `known`, those of the others as
-    they are (module docstring).
-
-    Theory's averages ⟨·⟩ are over the labels at hand, the first 4096.
-    """
+def spectral_start(observations: Observations, key: PRNGKeyArray, s: Array) -> SpectralStart:
+    """The start of message passing (module docstring). Theory's averages ⟨·⟩ are over the labels
+    at hand, the first 4096."""
     tokens, S = observations.model.channel.tokens, observations.second_moment
     vector_key, channel_key = jax.random.split(key)
-    unknown = unknown_directions(known.weights, S)
-    known = _without(known, unknown, S)
     alpha = jnp.asarray(observations.alpha, S.dtype)
-    moments = _moments(observations, known, unknown, channel_key)
+    moments = _moments(observations, channel_key)
     some = jax.tree.map(lambda x: x[None, :_LABELS], moments)
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
     theory = outlier(some.excess[0], tokens, alpha, s, optimal)
@@ -188,77 +176,26 @@ def spectral_start(
     H, _ = dressed_covariance(T, theory.resolvent[0], -1.0)
     trace = lambda H: jnp.mean(token_trace(H, tokens), axis=0)
     shift = alpha * (trace(H) - trace(H[:_LABELS] - some.excess[0]))
-    others = orthonormal(contract(jnp.eye(len(S)) - unknown, inverse_root(S) @ known.weights))
-    product = Product(observations, T, shift, unknown, others)
     ranks = jnp.arange(len(theory.copies))
     wanted = jnp.max(jnp.where(theory.copies > 0, ranks + theory.copies, 0))
-    eigenpairs = eigenvectors(product, wanted, theory.learned, vector_key)
+    eigenpairs = eigenvectors(Product(observations, T, shift), wanted, theory.learned, vector_key)
     W = combined(eigenpairs.vectors, theory, jax.random.fold_in(vector_key, 1))
-    state, estimate = _state(observations, known, unknown, W, T, theory)
+    state = _state(observations, W, T, theory)
     # each label as a net of its own: their spread is the error of the mean
     has_linear_signal = ~tells_nothing(moments.signal[:, None])
-    return SpectralStart(state, estimate, theory, eigenpairs, has_linear_signal)
+    return SpectralStart(state, theory, eigenpairs, has_linear_signal)
 
 
-@eqx.filter_jit
-def nothing_known(observations: Observations) -> GampState:
-    """The state of message passing before anything is learned, Ŵ = 0."""
-    signal, fields = observations.model.design.shapes(observations.data.inputs.shape)
-    S = observations.second_moment
-    return GampState.start(jnp.zeros(signal, S.dtype), S, fields)
-
-
-def unknown_directions(weights: Array, S: Array) -> Array:
-    """The projector (P, P), in units S = I, onto directions in which next to nothing is known."""
-    inverse = inverse_root(S)
-    known = inverse @ (weights @ weights.T / weights.shape[1]) @ inverse
-    values, vectors = jnp.linalg.eigh(symmetric(known))
-    return jnp.where(values < _KNOWN, vectors, 0.0) @ vectors.T
-
-
-def new_and_old(unknown: Array, S: Array) -> tuple[Array, Array]:
-    """The projectors (P, P) onto unknown directions and the others, in units of S."""
-    new = sqrt_psd(S) @ unknown @ inverse_root(S)
-    return new, jnp.eye(len(S), dtype=S.dtype) - new
-
-
-def _without(known: GampState, unknown: Array, S: Array) -> GampState:
-    """The state with nothing known in the unknown directions, Ŵ = 0 and C = S there: G ⪰ -I holds
-    in units of S, and 𝒯_s is bounded."""
-    new, old = new_and_old(unknown, S)
-    return GampState(
-        weights=contract(old, known.weights),
-        covariance=old @ known.covariance @ old.T + new @ S @ new.T,
-        onsager=jnp.einsum("pq,nqm->npm", old, known.onsager),
-        g=jnp.einsum("qp,nqm->npm", old, known.g),
-        omega=known.omega,
-        precision=old.T @ known.precision @ old,
-        step=known.step,
-    )
-
-
-def _moments(
-    observations: Observations, known: GampState, unknown: Array, key: PRNGKeyArray
-) -> LabelMoments:
-    """Respond to each label in the unknown directions of its fields, given the others, (N, ..)."""
+def _moments(observations: Observations, key: PRNGKeyArray) -> LabelMoments:
+    """Respond to each label before anything is learned, ω = 0 and V = S, (N, ..)."""
     channel, S = observations.model.channel, observations.second_moment
-    omega = observations.forward(known.weights) - known.onsager
-    post = channel.respond(observations.statistic, omega, known.covariance, key)
-    moments = label_moments(post, S)
-    both = jnp.kron(unknown, jnp.eye(channel.tokens, dtype=S.dtype))
-    return LabelMoments(unknown @ moments.signal @ unknown, both @ moments.excess @ both)
+    _, fields = observations.model.design.shapes(observations.data.inputs.shape)
+    omega = jnp.zeros(fields, S.dtype)
+    return label_moments(channel.respond(observations.statistic, omega, S, key), S)
 
 
-def _state(
-    observations: Observations,
-    known: GampState,
-    unknown: Array,
-    W: Array,
-    T: Array,
-    theory: Outlier,
-) -> tuple[GampState, Array]:
-    """The state of message passing with the spectral estimate in the unknown directions, of which
-    nothing is `known`, and that estimate alone; of what is not learned, zero."""
+def _state(observations: Observations, W: Array, T: Array, theory: Outlier) -> GampState:
+    """The state of message passing with the spectral estimate; of what is not learned, zero."""
     S = observations.second_moment
     inverse = inverse_root(S)
     Q = theory.overlap
@@ -272,21 +209,16 @@ def _state(
     fields = observations.forward(W.reshape(A * P, D)).reshape(-1, A, P * tokens)
     weighted = jnp.einsum("nij,naj->nai", T, fields).reshape(-1, A, P, tokens)
     g = jnp.einsum("apq,naqm->npm", scale @ theory.resolvent, weighted)
-    # in known directions the run keeps what it has
-    new, _ = new_and_old(unknown, S)
-    estimate = contract(new, mean)
-    weights = known.weights + estimate
-    onsager = known.onsager + jnp.einsum("pq,nqm->npm", new @ covariance, g)
-    state = GampState(
-        weights=weights,
-        covariance=known.covariance + new @ (covariance - S) @ new.T,
+    onsager = jnp.einsum("pq,nqm->npm", covariance, g)
+    return GampState(
+        weights=mean,
+        covariance=covariance,
         onsager=onsager,
-        g=known.g + jnp.einsum("qp,nqm->npm", new, g),
-        omega=observations.forward(weights) - onsager,
-        precision=known.precision + new.T @ precision @ new,
-        step=known.step,
+        g=g,
+        omega=observations.forward(mean) - onsager,
+        precision=precision,
+        step=jnp.zeros((), int),
     )
-    return state, estimate
 
 
 @eqx.filter_jit
@@ -336,15 +268,8 @@ def _solution(
 # Eigenvectors
 
 
-def orthonormal(W: Array) -> Array:
-    """Rows (P, D) of length one, or zero, that span those of W, which may be zero."""
-    values, vectors = jnp.linalg.eigh(symmetric(W @ W.T))
-    kept = values > _NULL * W.shape[1]
-    return (vectors * jnp.where(kept, lax.rsqrt(jnp.where(kept, values, 1.0)), 0.0)).T @ W
-
-
 class Product(eqx.Module):
-    """The matrix T_s - shift in the unknown directions, on W orthogonal to what is known.
+    """The matrix T_s - shift.
 
     The shift (P, P) is α⟨Tr_M G⟩, and what α⟨Tr_M H⟩ of all labels has beyond that of those which
     theory's averages were taken over: zero but for the labels at hand, it moves all eigenvalues
@@ -354,13 +279,18 @@ class Product(eqx.Module):
     observations: Observations
     T: Array
     shift: Array
-    unknown: Array
-    others: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(P, D)."""
+        data = self.observations.data
+        P, D = self.observations.model.design.shapes(data.inputs.shape).signal
+        return P, D
 
     def __call__(self, vectors: Array) -> Array:
         """Apply the operator to columns (P D, k)."""
-        P, D = self.others.shape
-        weights = self.projected(vectors.T.reshape(-1, P, D))
+        P, D = self.shape
+        weights = vectors.T.reshape(-1, P, D)
         moved = on_devices(
             # not the design's own operator: only index models have these products
             lambda observations, T, W: IndexOperator(
@@ -371,14 +301,8 @@ class Product(eqx.Module):
             lambda arguments: [*arguments[0].of_samples, arguments[1]],
             EVERYWHERE,
         )
-        moved = self.projected(moved - jnp.einsum("pq,kqd->kpd", self.shift, weights))
+        moved = moved - jnp.einsum("pq,kqd->kpd", self.shift, weights)
         return moved.reshape(-1, P * D).T
-
-    def projected(self, weights: Array) -> Array:
-        """Weights (k, P, D) in the unknown directions, without what they have of the others."""
-        weights = jnp.einsum("pq,kqd->kpd", self.unknown, weights)
-        shares = jnp.einsum("kpd,qd->kpq", weights, self.others)
-        return weights - jnp.einsum("kpq,qd->kpd", shares, self.others)
 
 
 class Eigenpairs(NamedTuple):
@@ -394,9 +318,9 @@ class Eigenpairs(NamedTuple):
 def eigenvectors(product: Product, wanted: Array, learned: Array, key: PRNGKeyArray) -> Eigenpairs:
     """The top eigenvectors (k, P, D) of the matrix, up to four, the first `wanted` of them to the
     residual; it does not begin where nothing is `learned`."""
-    P, D = product.others.shape
+    P, D = product.shape
     k = min(MAX_OUTLIERS, P * D)
-    small = P * D <= _DENSE or P + 3 * k > D
+    small = P * D <= _DENSE
     end = _dense(product, k, learned) if small else _lanczos(product, k, wanted, learned, key)
     vectors = end.vectors.T
     # rounding would choose the signs, and a run on several devices begin elsewhere than on one
@@ -407,7 +331,7 @@ def eigenvectors(product: Product, wanted: Array, learned: Array, key: PRNGKeyAr
 
 def _dense(product: Product, k: int, learned: Array) -> Eigenpairs:
     """Find the eigenvectors of the whole matrix."""
-    matrix = symmetric(product(jnp.eye(product.others.size, dtype=product.T.dtype)))
+    matrix = symmetric(product(jnp.eye(math.prod(product.shape), dtype=product.T.dtype)))
     sound = learned & jnp.all(jnp.isfinite(matrix))  # an eigensolver may not end on NaN
     values, vectors = jnp.linalg.eigh(jnp.where(sound, matrix, 0.0))
     zero = jnp.zeros((), product.T.dtype)
@@ -418,9 +342,8 @@ def _lanczos(
     product: Product, k: int, wanted: Array, learned: Array, key: PRNGKeyArray
 ) -> Eigenpairs:
     """Find the eigenvectors by block Lanczos, begun again from its best vectors."""
-    P, D = product.others.shape
-    # in one unknown direction there are at least D - P dimensions: the blocks are independent
-    blocks = min(_STAGE, (D - P) // k)
+    P, D = product.shape
+    blocks = min(_STAGE, (P * D) // k - 1)  # no more vectors than dimensions
 
     def stage(now: Eigenpairs) -> Eigenpairs:
         values, vectors = _ritz(product, now.vectors, blocks)
@@ -431,8 +354,7 @@ def _lanczos(
     def goes_on(now: Eigenpairs) -> Array:
         return learned & (now.residual > _RESIDUAL) & (now.iterations < _MOST_ITERATIONS)
 
-    start = product.projected(jax.random.normal(key, (k, P, D), product.T.dtype))
-    start = jnp.linalg.qr(start.reshape(k, P * D).T)[0]
+    start = jnp.linalg.qr(jax.random.normal(key, (P * D, k), product.T.dtype))[0]
     unsettled = jnp.asarray(jnp.inf, start.dtype)
     first = Eigenpairs(start, jnp.zeros(k, start.dtype), unsettled, jnp.zeros((), int))
     return lax.while_loop(goes_on, stage, first)
