@@ -96,8 +96,8 @@ def global_minimum(
         ...     key=jax.random.key(0),
         ...     averages=smi.Averages(4096),
         ... )
-        >>> [round(float(branch.energy), 3) for branch in branches]
-        [0.244]
+        >>> [round(float(branch.energy), 2) for branch in branches]
+        [0.24]
 
     Cost:
         One to four runs of `state_evolution` for each start.
