@@ -87,7 +87,7 @@ NUMBERS = {
     "free entropy, softmax of a matrix": (lambda: smi.free_entropy(SOFT, 0.1, jnp.full((1, 1), 0.75390199133)).value, [0.028984672391]),
     "free entropy, phase retrieval": (lambda: smi.free_entropy(PHASE, 0.8, 0.4, **FEW).value, [-0.58021027465]),
     "free entropy, attention": (lambda: smi.free_entropy(ONE, 0.4, 0.5, **FEW).value, [-0.83499048647]),
-    "message passing, phase retrieval": (lambda: overlap_of_message_passing(PHASE, 150, 2.0, 12), [1.1436812958]),
+    "message passing, phase retrieval": (lambda: overlap_of_message_passing(PHASE, 150, 2.0, 12), [1.1436780894]),
     "message passing, attention": (lambda: overlap_of_message_passing(ONE, 150, 1.0, 12), [1.1422865211]),
     "message passing, softmax of a matrix": (lambda: overlap_of_message_passing(SOFT, 30, 0.15, 15), [1.0914413517]),
     "message passing, bilinear": (lambda: overlap_of_message_passing(smi.Bilinear(1.0, 0.25), 20, 0.6, 15), [1.1171504569]),
