@@ -12,7 +12,9 @@ theory: multi-index, Eqs. (17) to (25), (43); deep-attention, Eqs.
   function), by `cubature` (one integral of a vector, its nodes evaluated as
   arrays) or by a trapezoidal rule of K × K nodes, K chosen by hand;
 * y = sign(z_1 z_2): six integrals over z_1 by `quad`, or the
-  closed form with Owen's T; phase retrieval: a closed form;
+  closed form with Owen's T; phase retrieval: a closed form, and its
+  state evolution by `dblquad`;
+* GAMP as a loop of NumPy, logistic regression by L-BFGS;
 * extensive rank: the free convolution by a cubic at each point
   (`numpy.roots`), ∫ μ³ by `quad`, the fixed point by `brentq`.
 """
@@ -222,6 +224,59 @@ def sign_product_closed(y: np.ndarray, omega: np.ndarray, V: np.ndarray) -> np.n
 def phase_retrieval(y: np.ndarray, omega: np.ndarray, V: float) -> np.ndarray:
     """g (N,) of y = |z|."""
     return (y * np.tanh(y * omega / V) - omega) / V
+
+
+def phase_retrieval_error(alpha: float, tolerance: float) -> float:
+    """V of state evolution of y = |z|: at each step one double integral by `dblquad`, as the
+    research scripts of this field do it, until V stands to the tolerance."""
+    V, moved = 0.9, 1.0
+    while abs(moved) > tolerance:
+        q = 1.0 - V
+
+        def power(z: float, x: float, V: float = V, q: float = q) -> float:
+            omega = math.sqrt(q) * x
+            t = (z - omega) / math.sqrt(V)
+            g = (abs(z) * math.tanh(abs(z) * omega / V) - omega) / V
+            return g**2 * math.exp(-0.5 * (x**2 + t**2)) / (2.0 * math.pi * math.sqrt(V))
+
+        edges = [
+            lambda x, s=s, V=V, q=q: math.sqrt(q) * x + s * BOX * math.sqrt(V) for s in (-1, 1)
+        ]
+        mean, _ = integrate.dblquad(power, -BOX, BOX, *edges, epsabs=tolerance)
+        moved = 1.0 / (1.0 + alpha * mean) - V
+        V += moved
+    return V
+
+
+# Learners -------------------------------------------------------------------------------------
+
+
+def message_passing(x: np.ndarray, y: np.ndarray, w: np.ndarray, steps: int) -> np.ndarray:
+    """Ŵ (D,) after so many steps of GAMP of y = |z|, prior N(0, 1): a loop in NumPy."""
+    x, V, onsager = x / math.sqrt(x.shape[1]), 1.0, 0.0
+    for _ in range(steps):
+        omega = x @ w - onsager
+        tanh = np.tanh(y * omega / V)
+        g = (y * tanh - omega) / V
+        A = -np.sum((y**2 * (1.0 - tanh**2) / V - 1.0) / V) / len(w)
+        w, V = (x.T @ g + A * w) / (1.0 + A), 1.0 / (1.0 + A)
+        onsager = V * g
+    return w
+
+
+def logistic_regression(x: np.ndarray, y: np.ndarray, ridge: float, tolerance: float) -> np.ndarray:
+    """The minimiser (D,) of Σ log(1 + exp(-y w·x/√D)) + λ/2 |w|², by SciPy's L-BFGS."""
+    x = x / math.sqrt(x.shape[1])
+
+    def risk(w: np.ndarray) -> tuple[float, np.ndarray]:
+        z = y * (x @ w)
+        slope = -y * special.expit(-z)
+        return np.logaddexp(0.0, -z).sum() + 0.5 * ridge * w @ w, x.T @ slope + ridge * w
+
+    options = {"maxiter": 10000, "maxfun": 20000, "ftol": 0.0, "gtol": tolerance}
+    return optimize.minimize(
+        risk, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B", options=options
+    ).x
 
 
 # Extensive rank -------------------------------------------------------------------------------

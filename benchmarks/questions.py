@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 import jaxsmi as smi
 
+QUESTIONS = ("weak", "theory", "entropy")
 own = smi.MultiIndex
 MODELS = {  # and an α at which something is learned
     "linear": (lambda: smi.links.linear(0.5), 1.0),
@@ -138,9 +139,8 @@ def table(rows):
     print("| model | weak recovery | state evolution | free entropy | vmap/loop |")
     print("|---|---:|---:|---:|---:|")
     for name, asked in by_model.items():
-        cells = [
-            f"{r['cold']:.1f} ({r['warm']:.2g})" if "cold" in r else "none" for r in asked.values()
-        ]
+        each = [asked.get(question, {}) for question in QUESTIONS]
+        cells = [f"{r['cold']:.1f} ({r['warm']:.2g})" if "cold" in r else "none" for r in each]
         ratios = [r["vmap"] / r["loop"] for r in asked.values() if r.get("loop", 0.0) > 1.0]
         ratio = f"{max(ratios):.2f}" if ratios else ""
         print("| " + " | ".join([name.replace("|", "\\|"), *cells, ratio]) + " |")
@@ -160,7 +160,7 @@ def main():
     ours = ("JAX_COMPILATION_CACHE_DIR", "JAXSMI_CACHE")
     environment = {name: x for name, x in os.environ.items() if name not in ours}
     for name in sys.argv[2:] or MODELS:
-        for asked in ("weak", "theory", "entropy"):
+        for asked in QUESTIONS:
             if (name, asked) in done:
                 continue
             command = [sys.executable, __file__, "--measure", name, asked]

@@ -43,6 +43,7 @@ from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
 
 _MAX_EXPONENT = 40.0  # e^±40 is finite in single precision, products of two such numbers too
+_LOOSEST = 0.8  # tolerance in averages: products of halves have no noise on average
 
 
 class PairedAttentionChannel(DeepAttentionChannel):
@@ -66,8 +67,9 @@ class PairedAttentionChannel(DeepAttentionChannel):
 
     @property
     def averaging(self) -> PairedAttentionChannel:
-        """The same channel with sixteen times the tolerance."""
-        return eqx.tree_at(lambda c: c.budget.tolerance, self, 16.0 * self.budget.tolerance)
+        """The same channel with sixteen times the tolerance, 0.8 at most."""
+        loose = jnp.minimum(16.0 * self.budget.tolerance, _LOOSEST)
+        return eqx.tree_at(lambda c: c.budget.tolerance, self, loose)
 
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:
         """Return the integrals for u (N, 2)."""

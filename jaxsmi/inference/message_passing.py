@@ -492,13 +492,13 @@ def _iterate(
     """One run to its end, and its solver, which starts anew where it goes on."""
     steps = problem.max_steps
     run = init_run(problem, steps // every)
-    kicks = _KICKS
+    kicks, start = _KICKS, problem.start
     while True:
         run = run_solver(problem, run, steps, every=every, label=label)
         bethe = _bethe(problem, run.state.state)
         quiet = concrete(run.result) and int(run.result) in (Result.SUCCESS, Result.INACCURATE)
         if not (quiet and kicks > 0 and float(bethe.stability) > 1.0):
-            return problem, run, bethe
+            return dataclasses.replace(problem, start=start), run, bethe
         problem = _kicked(problem, run, bethe, jax.random.fold_in(key, _KICKED + kicks))
         kicks -= 1
         run = Run(_restarted(problem), run.step, jnp.full_like(run.result, RUNNING), run.history)

@@ -1,6 +1,6 @@
 r"""The spectral estimator of an index model, and the start it gives to message passing.
 
-Equations here [theory: spectral, Eqs. (3), (7) to (15)], in units S = I:
+Equations here [theory: spectral, Eqs. (3), (7) to (14)], in units S = I:
 
     T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
 
@@ -32,6 +32,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import missing, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
@@ -41,11 +42,11 @@ from jaxsmi.design.designs import EVERYWHERE, IndexOperator, on_devices
 from jaxsmi.inference.gamp_step import GampState, Observations
 from jaxsmi.inference.spectral_theory import (
     MAX_OUTLIERS,
-    LabelMoments,
     Outlier,
     dressed_covariance,
     label_moments,
     largest_overlap,
+    noise_of_shared_nodes,
     outlier,
     tells_nothing,
     token_trace,
@@ -168,7 +169,8 @@ def spectral_start(observations: Observations, key: PRNGKeyArray, s: Array) -> S
     tokens, S = observations.model.channel.tokens, observations.second_moment
     vector_key, channel_key = jax.random.split(key)
     alpha = jnp.asarray(observations.alpha, S.dtype)
-    moments = _moments(observations, channel_key)
+    post = _nothing_known(observations, channel_key)
+    moments = label_moments(post, S)
     some = jax.tree.map(lambda x: x[None, :_LABELS], moments)
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
     theory = outlier(some.excess[0], tokens, alpha, s, optimal)
@@ -182,16 +184,17 @@ def spectral_start(observations: Observations, key: PRNGKeyArray, s: Array) -> S
     W = combined(eigenpairs.vectors, theory, jax.random.fold_in(vector_key, 1))
     state = _state(observations, W, T, theory)
     # each label as a net of its own: their spread is the error of the mean
-    has_linear_signal = ~tells_nothing(moments.signal[:, None])
+    floor = noise_of_shared_nodes(post, S)
+    has_linear_signal = ~tells_nothing(moments.signal[:, None], floor)
     return SpectralStart(state, theory, eigenpairs, has_linear_signal)
 
 
-def _moments(observations: Observations, key: PRNGKeyArray) -> LabelMoments:
-    """Respond to each label before anything is learned, ω = 0 and V = S, (N, ..)."""
+def _nothing_known(observations: Observations, key: PRNGKeyArray) -> Posterior:
+    """Posteriors of the labels before anything is learned, ω = 0 and V = S, (N, ..)."""
     channel, S = observations.model.channel, observations.second_moment
     _, fields = observations.model.design.shapes(observations.data.inputs.shape)
     omega = jnp.zeros(fields, S.dtype)
-    return label_moments(channel.respond(observations.statistic, omega, S, key), S)
+    return channel.respond(observations.statistic, omega, S, key)
 
 
 def _state(observations: Observations, W: Array, T: Array, theory: Outlier) -> GampState:

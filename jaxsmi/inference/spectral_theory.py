@@ -208,13 +208,23 @@ def spectral_overlap(
     return jax.tree.map(lambda x: jnp.where(valid, x, missing()), estimate)
 
 
-def tells_nothing(signal: Array) -> Array:
+def noise_of_shared_nodes(post: Posterior, second_moment: Array) -> Array:
+    """What random nodes that all labels share may leave of the mean of μμᵀ: five times the variance
+    of μ of a half."""
+    if post.halves is None:
+        return jnp.zeros(())
+    (one, _), (other, _) = post.factors
+    gap = jnp.einsum("pq,nqm->npm", sqrt_psd(second_moment), one - other)
+    return 0.5 * _SIGMAS * jnp.max(jnp.mean(jnp.sum(gap**2, axis=2), axis=0))
+
+
+def tells_nothing(signal: Array, floor: Array | float = 0.0) -> Array:
     """Labels of R nets, of signals μμᵀ (R, n, P, P), say nothing of W at first order: E μμᵀ is zero
-    within its error."""
+    within its error, and within the `floor`."""
     outer = jnp.mean(signal, axis=1)
     noise = jnp.std(outer, axis=0, ddof=min(len(signal) - 1, 1)) / jnp.sqrt(float(len(signal)))
     most = jnp.minimum(_SIGMAS * noise, _MAX_MEAN_SHARE)
-    return jnp.all(jnp.mean(outer, axis=0) <= most + _MEAN_FLOOR)
+    return jnp.all(jnp.mean(outer, axis=0) <= most + _MEAN_FLOOR + floor)
 
 
 @eqx.filter_jit

@@ -6,13 +6,15 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
   large errors ‖r‖/(1 - ρ), ρ the spectral radius of J: the larger of them, not the (damped) step,
   is compared with the tolerance (J is not normal: one layer's uncertainty can move another thirty
   times as much);
-* 2^k steps of the linearised map at once, V + Σ_j J^j r, j < 2^k, where they change V little;
+* 2^k steps of the linearised map at once, V + Σ_j J^j r, j < 2^k, where they change V and S - V
+  little; k grows by one after a step that lowered the residual, and falls after one that went too
+  far;
 * Newton polish V + t (I - J)^{-1} r, t halved after a step that did not halve the residual, taken
   only where the iteration already contracts, the residual falls, and the step stays near V;
 * ρ by the growth of the powers of J on symmetric matrices: J maps positive matrices to positive
   ones, so that its leading eigenvalue is its spectral radius;
-* the error implied by the tolerance: (I - J)^{-1} r before the last step, J times that after a
-  plain one, and half of it after a Newton step, which has to halve the residual;
+* the error implied by the tolerance: (I - J)^{-1} r less the last step, at least half of it after a
+  Newton step, which has to halve the residual;
 * a fixed point V > 0 or perfect recovery: as long as V is no larger than twice that distance and
   falls geometrically, zero is as good an answer, and the iteration goes on;
 * error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ;
@@ -86,9 +88,14 @@ _POWERS = 64  # of a map: leading eigenvalues 5 % apart leave 4 % of the second 
 # grows by a tenth a step leaves a saddle.
 _ROUGH_SIGMAS, _GROWS = 3.0, 1.1
 # Where Newton steps are not sound, as off a saddle or on the way to V = 0, up to 2^4 steps of the
-# linearised map are taken at once, as errors of J of a few per cent add up; and twice as many after
-# each that lowered the residual. Two layers at α = 1, where V falls as 1/t: 47 steps, not 300.
+# linearised map are taken at once, as errors of J of a few per cent add up; twice as many after one
+# that lowered the residual, a quarter after one that went too far. Two layers at α = 1, where V
+# falls as 1/t: 50 steps, not 300.
 _DOUBLINGS, _MOST_DOUBLINGS = 4, 10
+# Of the overlap S - V: at most a tenfold rise, and what is below a thousandth of S may fall to
+# zero. Of 288 maps with several fixed points plain and Newton steps ended on the wrong branch of
+# two, these steps of one, and of five without limits on the overlap (empirical).
+_MAX_RISE, _SMALL_OVERLAP = 10.0, 1e-3
 # √q of two directions above which the random points determine the slope of the map between them
 _RESOLVED = 0.1
 
@@ -120,21 +127,28 @@ def resolvent(J: Array, move: PyTree) -> PyTree:
     return build(jnp.linalg.solve(one - J.reshape(one.shape), flat))
 
 
-def _linear_steps(J: Array, difference: Array, V: Array, longest: Array, doublings: Array) -> Array:
-    """Σ_k J^k of a difference (P, P), over as many steps 1, 2, 4, .. as change no entry of V by
-    more than `longest`, and its eigenvalues by no more than a Newton step may."""
-    size = difference.size
-    power, total = J.reshape(size, size), difference.ravel()
-    going = jnp.ones((), bool)
-    for k in range(_MOST_DOUBLINGS):
-        longer = total + power @ total
-        change = symmetric(longer.reshape(V.shape))
-        similar = 1.0 + relative_eigenvalues(change, V)[0] > _MIN_EIGENVALUE_RATIO
-        going = going & (k < doublings) & similar & (jnp.max(jnp.abs(change)) <= longest)
-        total = jnp.where(going, longer, total)
-        power = jnp.where(going, power, 0.0)  # no overflow after the last step
-        power = power @ power
-    return symmetric(total.reshape(V.shape))
+def _linear_steps(
+    J: Array, difference: Array, V: Array, overlap: Array, longest: Array, doublings: Array
+) -> Array:
+    """Σ_k J^k of a difference (P, P), over as many steps 1, 2, 4, .., up to 2^doublings, as change
+    no entry of V by more than `longest`, and eigenvalues of V and of the overlap by small factors:
+    a fixed point in between would be jumped over."""
+
+    def doubled(steps: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        count, power, total = steps
+        return count + 1, power @ power, total + power @ total
+
+    def allowed(steps: tuple[Array, Array, Array]) -> Array:
+        change = symmetric(doubled(steps)[2].reshape(V.shape))
+        size = jnp.max(jnp.abs(change))
+        of_V = 1.0 + relative_eigenvalues(change, V)
+        of_overlap = 1.0 - relative_eigenvalues(change, overlap)[::-1]
+        similar = jnp.minimum(of_V[0], of_overlap[0]) > _MIN_EIGENVALUE_RATIO
+        similar = similar & (of_V[-1] < 1.0 / _MIN_EIGENVALUE_RATIO) & (of_overlap[-1] < _MAX_RISE)
+        return (steps[0] < doublings) & similar & (size > 0.0) & (size <= longest)
+
+    start = (jnp.zeros_like(doublings), J.reshape(2 * [difference.size]), difference.ravel())
+    return symmetric(lax.while_loop(allowed, doubled, start)[2].reshape(V.shape))
 
 
 class Evaluation(eqx.Module):
@@ -148,7 +162,8 @@ class Evaluation(eqx.Module):
 
 
 class FixedPointState(eqx.Module):
-    """State of the iteration: V, the last evaluation of F (at the V before), and its residual.
+    """State of the iteration: V, the last evaluation of F (at the V before), its `difference` from
+    that V and the `residual`, its largest entry.
 
     `ratio`: tr F(V)/tr V; `decay_count`: consecutive steps of geometric decay;
     `trust`: the part of a Newton step that is taken; `polished`: the last step was one;
@@ -160,6 +175,7 @@ class FixedPointState(eqx.Module):
 
     V: Array
     evaluation: Evaluation
+    difference: Array
     residual: Array
     distance: Array
     spectral_radius: Array
@@ -231,6 +247,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         return FixedPointState(
             V=V0,
             evaluation=unknown,
+            difference=jnp.zeros_like(V0),
             residual=infinite,
             distance=infinite,
             spectral_radius=infinite,
@@ -247,7 +264,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         )
 
     def step(self, state: FixedPointState, count: Array) -> FixedPointState:
-        """F(V), or the Newton step where that is sound."""
+        """The Newton step where that is sound, else steps of the linearised map, of which F(V) is
+        the first."""
         del count
         V = state.V
         scale = self.scale
@@ -275,14 +293,16 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         falls = (residual < state.residual) | (state.polished > 0.0) | changed
         contracts = rho < (_NEWTON_BELOW_FOLD if self.fold else _NEWTON_BELOW)
         take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
-        lower = (residual < state.residual) & ~changed & jnp.isfinite(state.residual)
-        more = jnp.minimum(state.doublings + 1, _MOST_DOUBLINGS)
-        doublings = jnp.where(lower, more, _DOUBLINGS)
+        lower = (residual < state.residual) & ~changed
+        too_far = (jnp.sum(difference * state.difference) < 0.0) & ~changed
+        more = jnp.where(lower, jnp.minimum(state.doublings + 1, _MOST_DOUBLINGS), _DOUBLINGS)
+        fewer = jnp.where(lower, state.doublings, jnp.maximum(state.doublings - 2, 0))
+        doublings = jnp.where(too_far, fewer, more)
         # `_sound` allows rounding above S, but the next overlap S - V has to be positive
         further = value
-        if self.newton and not self.fold and self.downwards is None:
-            steps = _linear_steps(evaluation.jacobian, difference, V, longest, doublings)
-            further = inside(V + steps)
+        if self.newton and not self.fold:
+            J, overlap = evaluation.jacobian, scale - V + _SMALL_OVERLAP * scale
+            further = inside(V + _linear_steps(J, difference, V, overlap, longest, doublings))
         new = jnp.where(take, inside(candidate), further)
         if self.fold:
             # a Newton step ended beyond the fold: plain steps from before it, and no more Newton
@@ -293,9 +313,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         ratio = jnp.trace(value) / trace
         decay_count = self.decay.follow(state.decay_count, trace, ratio, state.ratio)
         undecided = (ratio < self.decay.slowest) & (trace <= 2.0 * len(V) * distance)
-        remaining = jnp.where(
-            take, (1.0 - 0.5 * part) * newton_step, apply(evaluation.jacobian, newton_step)
-        )
+        remaining = jnp.where(take, (1.0 - 0.5 * part) * newton_step, V + newton_step - new)
         # two conditions: a start below `_COLLAPSE_BELOW` need not be on its way to zero
         small = jnp.trace(value) < _COLLAPSE_BELOW * jnp.trace(scale)
         collapsed = small & (ratio < _COLLAPSE_RATIO)
@@ -312,6 +330,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         return FixedPointState(
             V=new,
             evaluation=evaluation,
+            difference=difference,
             residual=residual,
             distance=distance,
             spectral_radius=rho,
@@ -337,8 +356,9 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         similar = 1.0 + relative_eigenvalues(candidate - V, V)[0] > _MIN_EIGENVALUE_RATIO
         # twice: a cut Newton step holds a part of the plain one as well
         short = jnp.max(jnp.abs(candidate - V)) < 2.0 * _MAX_STEP * jnp.max(self.scale)
+        inside = jnp.linalg.eigvalsh(candidate)[0] > 0.0
         spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
-        inside = spare > -_MAX_EXCESS * jnp.trace(self.scale)
+        inside = inside & (spare > -_MAX_EXCESS * jnp.trace(self.scale))
         return similar & short & inside & jnp.all(jnp.isfinite(candidate))
 
     def observe(self, state: FixedPointState, count: Array) -> dict[str, Array]:

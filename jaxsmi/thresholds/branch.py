@@ -31,7 +31,7 @@ _RECOVERED_V = 1e-7  # V/S at perfect recovery: small enough for the signs of la
 _MAX_V_STEP = 0.5
 # Of the Jacobian in a step. Empirical: J of 1024 points of three layers has a radius of .84(6) from
 # key to key, and beyond one (I - J)^{-1} points away from the branch.
-_MAX_RADIUS = 0.95
+MAX_RADIUS = 0.95
 # search interval of the α at which tr F(V) = tr V: thresholds are of order one, far inside
 _ALPHA_RANGE = (1e-4, 1e4)
 _TEST_PRECISION = 4.0  # at which a prior is tested for oblique directions, times the inverse of S
@@ -141,7 +141,7 @@ def branch_point(
     J = evaluation.jacobian
     slope = jax.jvp(lambda x: at(x).value, (log_alpha,), (jnp.ones_like(log_alpha),))[1]
     radius = fixed_point.perron_value(J)
-    J = J * jnp.minimum(1.0, _MAX_RADIUS / radius)
+    J = J * jnp.minimum(1.0, MAX_RADIUS / radius)
     newton = symmetric(fixed_point.resolvent(J, evaluation.value - V))
     tangent = symmetric(fixed_point.resolvent(J, slope))
     # where the fixed point is V = 0, V stays at its least size, and growth alone depends on α

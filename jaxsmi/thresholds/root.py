@@ -28,7 +28,7 @@ from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.linear_algebra import symmetric
-from jaxsmi.thresholds.branch import NETS, BranchPoint, branch_growth, branch_point
+from jaxsmi.thresholds.branch import MAX_RADIUS, NETS, BranchPoint, branch_growth, branch_point
 
 # of Newton; more than four only where the branch folds or begins
 _MAX_STEPS, _USUAL_STEPS = 25, 4
@@ -39,7 +39,8 @@ _LAST_STEPS_RANDOM = (2e-3, 2e-2)
 # d log λ α/d log α lies between a half (one: λ constant) and thirty (a steep rise of the overlap):
 # secants with larger ones are noise
 _SLOPE_RANGE = (0.5, 30.0)
-_UNSTABLE = 1.1  # a spectral radius above one by more than its statistical errors (branch.py)
+_UNSTABLE = 1.1  # a spectral radius above one by more than the noise of random nodes (branch.py)
+_MIN_GAP = 0.01  # of 1 - ρ that is resolved
 _MAX_LOG_STEP = 0.15  # of a step in log α: within it the leading eigenmatrix hardly turns
 
 
@@ -107,16 +108,20 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
     """Root of h near the guess, by Newton steps in α and V together with secants for c."""
     branch = region.branch(model, region.guess, key)
     S = branch.second_moment
-    last_alpha, last_V = _LAST_STEPS_RANDOM if model.channel.averaging.random_nodes else _LAST_STEPS
+    random_nodes = model.channel.averaging.random_nodes
+    last_alpha, last_V = _LAST_STEPS_RANDOM if random_nodes else _LAST_STEPS
 
     def unstable(point: BranchPoint) -> Array:
-        return point.spectral_radius > _UNSTABLE
+        return point.spectral_radius > (_UNSTABLE if random_nodes else 1.0)
 
     def is_last(state: _NewtonState) -> Array:
         point = state.point
         size = point.relative_size(point.newton + state.change * point.tangent)
+        # the radius of J was at most MAX_RADIUS: near one the step is a part of what is missing
+        gap = 1.0 - point.spectral_radius
+        size = size * jnp.maximum((1.0 - MAX_RADIUS) / jnp.maximum(gap, _MIN_GAP), 1.0)
         # the noise of random nodes may exceed the limits: those of late steps are wider
-        wider = jnp.maximum(state.count / _USUAL_STEPS, 1.0)
+        wider = jnp.maximum(state.count / _USUAL_STEPS, 1.0) if random_nodes else 1.0
         near = (jnp.abs(state.change) <= wider * last_alpha) & (size <= wider * last_V)
         return near & ~unstable(point)
 
@@ -150,7 +155,7 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
     unknown = eqx.tree_at(lambda p: p.V, unknown, jnp.eye(len(region.V0), dtype=region.V0.dtype))
     none = jnp.zeros((), region.guess.dtype)
     start = (region.guess, region.V0)
-    state = _NewtonState(unknown, region.V0, none, start, jnp.zeros((), int))
+    state = _NewtonState(unknown, jnp.zeros_like(region.V0), none, start, jnp.zeros((), int))
     end = lax.while_loop(running, step, state)
     alpha, V = end.next
     code = jnp.where(is_last(end), int(Result.SUCCESS), int(Result.MAX_STEPS))

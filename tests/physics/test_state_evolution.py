@@ -58,6 +58,29 @@ def test_a_turning_point_is_not_a_fixed_point():
     assert np.max(np.abs(found.state.V - end)) < 2e-3
 
 
+@pytest.mark.parametrize(
+    ("f", "slope", "start", "end"),
+    [
+        # J is stated .99 where it is .86: sixteen steps of the stated map go too far
+        (lambda v: 0.5 + 0.86 * (v - 0.5), lambda v: 0.99, 0.6, 0.5),
+        # fixed points .00115, .0114 and .488: what grows from below ends at the first
+        (lambda v: 3 * v / (1 + 2000 * v) + v**2 / (2 * v**2 + 0.0128), None, 1e-5, 0.00115),
+    ],
+)
+def test_several_steps_at_once_end_where_single_ones_do(f, slope, start, end):
+    def map_of(V):
+        value = f(V)
+        J = jax.grad(f)(V[0, 0]) if slope is None else jnp.asarray(slope(V))
+        return fixed_point.Evaluation(value, J.reshape(1, 1, 1, 1), value[None], jnp.zeros(()))
+
+    settings = {"geometric": False, "newton": True, "max_steps": 400}
+    V0, S = jnp.full((1, 1), start), jnp.eye(1)
+    solver = fixed_point.FixedPointSolver(map_of, V0, S, jnp.asarray(1e-5), **settings)
+    found = fixed_point.solve(solver)
+    assert result(found) == Result.SUCCESS
+    np.testing.assert_allclose(found.state.V, end, atol=3e-5)
+
+
 def test_steps_far_from_the_end_take_a_part_of_the_points():
     """An eighth of 512 points is the map of 64; its steps lead to the end of 512 points."""
     problem = lambda points: OverlapMap(smi.DeepAttention(2, 2), jnp.asarray(0.6), KEY, points, 4)
