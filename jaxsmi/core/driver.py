@@ -658,17 +658,19 @@ def run_solver(
 
 
 def one_by_one(function: Callable[[], PyTree], inputs: PyTree) -> PyTree:
-    """`function()`, a tree of arrays, from the `inputs` that it closes over; where it is vmapped on
-    a CPU, for one element of the batch after the other, and then constant under differentiation.
+    """`function()`, a tree of arrays, from the `inputs` that it closes over; where these are traced
+    it is constant under differentiation, and vmapped on a CPU one element comes after the other.
 
     The loops of a batch run until its last element is done, and conditions take both branches: six
     α of one model would take six times as long as the slowest of them.
     """
-    if jax.default_backend() != "cpu" or concrete(inputs):
+    if concrete(inputs):
         return function()
     closed = eqx.filter_closure_convert(function)
     arrays, rest = eqx.partition(closed, eqx.is_array)
-    call = jax.custom_batching.sequential_vmap(lambda arrays: eqx.combine(arrays, rest)())
+    call = lambda arrays: eqx.combine(arrays, rest)()
+    if jax.default_backend() == "cpu":
+        call = jax.custom_batching.sequential_vmap(call)
     return call(frozen(arrays))
 
 

@@ -96,9 +96,10 @@ def state_evolution(
             nets.
         iteration: `smi.Iteration(max_steps, tolerance, newton)`. Default 300 steps; tolerance: the
             largest distance to the fixed point, entry by entry, 1e-4 (with a learner the largest
-            relative residual, 1e-8); newton: end by Newton steps (with a learner: accelerated
-            ones), True. False gives the plain undamped trajectory; for matrix models that from
-            q̂ = 0, and their history is empty otherwise.
+            relative residual, 1e-8); newton: take Newton steps, and several steps at once where
+            these are not sound (with a learner: accelerated ones), True. False gives the plain
+            undamped trajectory; for matrix models that from q̂ = 0, and their history is empty
+            otherwise.
         progress: Show a bar on stderr (not under jit).
 
     Returns:

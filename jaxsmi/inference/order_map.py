@@ -350,7 +350,7 @@ class OverlapMap(AbstractOrderMap):
     def solve(
         self, start: Array, settings: Settings
     ) -> tuple[OverlapMap, Run[fixed_point.FixedPointState]]:
-        """Plain steps, and Newton steps where the map contracts."""
+        """By `fixed_point.FixedPointSolver`."""
         # derivatives come from the fixed point, not from the way to it
         still, start = frozen(self), lax.stop_gradient(start)
         steps = {"max_steps": settings.max_steps, "newton": settings.newton}
