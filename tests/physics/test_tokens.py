@@ -177,7 +177,7 @@ def test_the_transition_between_the_minima():
         bars = [float(s.stderrs["energy"]) for s in starts]
         error = np.hypot(*bars) / abs(slopes[0] - slopes[1])
         assert abs(transitions[-1] - 1.251) < 4.0 * error
-        assert error < 8e-3
+        assert error < 1.6e-2  # twice the spread of eight keys
     mean, error = mean_and_error(transitions)
     assert abs(mean - 1.251) < 4.0 * error + 1e-3
 
