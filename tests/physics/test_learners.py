@@ -147,7 +147,7 @@ MISMATCHED = [  # α, Δ, Δ and S of the student; q, m, V
     (6.0, 1.0, 0.2, 1.0, (0.3587981758, 0.5034555356, 0.09086735715)),
 ]
 NETWORKS = {  # teacher, learner, points, accuracy of the table, largest error bar
-    "phase retrieval": (smi.links.phase_retrieval(squared=True), quarter, 2**17, 5e-9, 1.5e-4),
+    "phase retrieval": (smi.links.phase_retrieval(squared=True), quarter, 2**18, 5e-9, 1e-4),
     "one unit on two": (COMMITTEE, UNIT, 2**16, 4e-4, 3e-3),
     "attention": (ATTENTION, None, 2**16, 3e-4, 2e-2),
 }
