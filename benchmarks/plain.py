@@ -14,7 +14,7 @@ theory: multi-index, Eqs. (17) to (25), (43); deep-attention, Eqs.
 * y = sign(z_1 z_2): six integrals over z_1 by `quad`, or the
   closed form with Owen's T; phase retrieval: a closed form, and its
   state evolution by `dblquad`;
-* GAMP as a loop of NumPy, logistic regression by L-BFGS;
+* GAMP and online SGD as loops of NumPy, logistic regression by L-BFGS;
 * extensive rank: the free convolution by a cubic at each point
   (`numpy.roots`), ∫ μ³ by `quad`, the fixed point by `brentq`.
 """
@@ -262,6 +262,19 @@ def message_passing(x: np.ndarray, y: np.ndarray, w: np.ndarray, steps: int) -> 
         w, V = (x.T @ g + A * w) / (1.0 + A), 1.0 / (1.0 + A)
         onsager = V * g
     return w
+
+
+def online_sgd(dimension: int, runs: int, steps: int, rate: float, overlap: float) -> np.ndarray:
+    """Cosines (runs,) of online SGD on (|w·x|/√D - y)², a fresh x at every step, from a w of norm
+    √D with this overlap: a loop in NumPy."""
+    rng, D = np.random.default_rng(0), dimension
+    teacher, noise = np.linalg.qr(rng.standard_normal((D, 2)))[0].T * math.sqrt(D)
+    w = np.tile(overlap * teacher + math.sqrt(1.0 - overlap**2) * noise, (runs, 1))
+    for _ in range(steps):
+        x = rng.standard_normal((runs, D)) / math.sqrt(D)
+        z = np.sum(w * x, axis=1)
+        w -= 2.0 * rate * ((np.abs(z) - np.abs(x @ teacher)) * np.sign(z))[:, None] * x
+    return w @ teacher / (np.linalg.norm(w, axis=1) * math.sqrt(D))
 
 
 def logistic_regression(x: np.ndarray, y: np.ndarray, ridge: float, tolerance: float) -> np.ndarray:
