@@ -492,6 +492,7 @@ def _iterate(
     """One run to its end, and its solver, which starts anew where it goes on."""
     steps = problem.max_steps
     run = init_run(problem, steps // every)
+    # a run that has lost its start gives it back, not the end that it was kicked from
     kicks, start = _KICKS, problem.start
     while True:
         run = run_solver(problem, run, steps, every=every, label=label)

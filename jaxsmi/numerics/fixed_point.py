@@ -90,11 +90,11 @@ _ROUGH_SIGMAS, _GROWS = 3.0, 1.1
 # Where Newton steps are not sound, as off a saddle or on the way to V = 0, up to 2^4 steps of the
 # linearised map are taken at once, as errors of J of a few per cent add up; twice as many after one
 # that lowered the residual, a quarter after one that went too far. Two layers at α = 1, where V
-# falls as 1/t: 50 steps, not 300.
+# falls as 1/t: 48 steps, not 300.
 _DOUBLINGS, _MOST_DOUBLINGS = 4, 10
 # Of the overlap S - V: at most a tenfold rise, and what is below a thousandth of S may fall to
-# zero. Of 288 maps with several fixed points plain and Newton steps ended on the wrong branch of
-# two, these steps of one, and of five without limits on the overlap (empirical).
+# zero. Of 288 scalar maps with several fixed points plain and Newton steps ended on the wrong
+# branch of two, these steps of one, and of five without limits on the overlap (empirical).
 _MAX_RISE, _SMALL_OVERLAP = 10.0, 1e-3
 # √q of two directions above which the random points determine the slope of the map between them
 _RESOLVED = 0.1
@@ -147,7 +147,8 @@ def _linear_steps(
         similar = similar & (of_V[-1] < 1.0 / _MIN_EIGENVALUE_RATIO) & (of_overlap[-1] < _MAX_RISE)
         return (steps[0] < doublings) & similar & (size > 0.0) & (size <= longest)
 
-    start = (jnp.zeros_like(doublings), J.reshape(2 * [difference.size]), difference.ravel())
+    matrix = J.reshape(difference.size, difference.size)
+    start = (jnp.zeros_like(doublings), matrix, difference.ravel())
     return symmetric(lax.while_loop(allowed, doubled, start)[2].reshape(V.shape))
 
 
@@ -290,10 +291,11 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         candidate = symmetric(value + part * (V + newton_step - value))
         # after a polish the trust, not the residual, decides
         # .. and residuals by different points do not compare
-        falls = (residual < state.residual) | (state.polished > 0.0) | changed
+        lower = residual < state.residual
+        falls = lower | (state.polished > 0.0) | changed
         contracts = rho < (_NEWTON_BELOW_FOLD if self.fold else _NEWTON_BELOW)
         take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
-        lower = (residual < state.residual) & ~changed
+        lower = lower & ~changed
         too_far = (jnp.sum(difference * state.difference) < 0.0) & ~changed
         more = jnp.where(lower, jnp.minimum(state.doublings + 1, _MOST_DOUBLINGS), _DOUBLINGS)
         fewer = jnp.where(lower, state.doublings, jnp.maximum(state.doublings - 2, 0))
@@ -356,9 +358,10 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         similar = 1.0 + relative_eigenvalues(candidate - V, V)[0] > _MIN_EIGENVALUE_RATIO
         # twice: a cut Newton step holds a part of the plain one as well
         short = jnp.max(jnp.abs(candidate - V)) < 2.0 * _MAX_STEP * jnp.max(self.scale)
-        inside = jnp.linalg.eigvalsh(candidate)[0] > 0.0
-        spare = jnp.min(jnp.linalg.eigvalsh(self.scale - candidate))
-        inside = inside & (spare > -_MAX_EXCESS * jnp.trace(self.scale))
+        spare = jnp.linalg.eigvalsh(self.scale - candidate)[0]
+        inside = (spare > -_MAX_EXCESS * jnp.trace(self.scale)) & (
+            jnp.linalg.eigvalsh(candidate)[0] > 0.0
+        )
         return similar & short & inside & jnp.all(jnp.isfinite(candidate))
 
     def observe(self, state: FixedPointState, count: Array) -> dict[str, Array]:

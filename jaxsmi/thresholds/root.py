@@ -117,7 +117,7 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
     def is_last(state: _NewtonState) -> Array:
         point = state.point
         size = point.relative_size(point.newton + state.change * point.tangent)
-        # the radius of J was at most MAX_RADIUS: near one the step is a part of what is missing
+        # the radius of J is cut to MAX_RADIUS: near one the step is a part of what is missing
         gap = 1.0 - point.spectral_radius
         size = size * jnp.maximum((1.0 - MAX_RADIUS) / jnp.maximum(gap, _MIN_GAP), 1.0)
         # the noise of random nodes may exceed the limits: those of late steps are wider
