@@ -25,6 +25,7 @@ from .models import (
     generalization_error,
     links,
 )
+from .sgd.multi_pass import descent_theory
 from .thresholds.search import search_threshold
 from .thresholds.stairs import staircase
 from .thresholds.transitions import first_order, recovery_threshold
@@ -57,6 +58,7 @@ __all__ = [
     "align",
     "averaged",
     "baselines",
+    "descent_theory",
     "first_order",
     "free_entropy",
     "gamp",

@@ -143,25 +143,38 @@ class Descent(AbstractSolver[Runs]):
         state = TrainState(weights, memory, jnp.full_like(state.step, step + 1), state.key)
         return state, order, total, size.astype(dtype)
 
+    @property
+    def _size(self) -> int:
+        """Samples of a batch, or of the data where a step takes all of them."""
+        size, samples = self.gradient.batch_size, getattr(self.data, "samples", 1)
+        if size is None:
+            return samples
+        return size if isinstance(size, int) else max(round(size * samples), 1)
+
     def order(self, key: PRNGKeyArray, step: Array) -> Array:
         """The order of the samples in the epoch of a step; empty where a step takes all of them (a
         gather would copy them) or fresh ones."""
-        size, samples = self.gradient.batch_size, getattr(self.data, "samples", 0)
-        if size is None or size >= samples:
+        size, samples = self._size, getattr(self.data, "samples", 0)
+        if size >= samples or self.gradient.order == "bernoulli":
             return jnp.zeros((0,), jnp.int32)
         # folding the epoch in, not splitting on, makes a continued run the uninterrupted one
-        key = jax.random.fold_in(key, step // -(-samples // size))
+        epoch = 0 if self.gradient.order == "cyclic" else step // -(-samples // size)
+        key = jax.random.fold_in(key, epoch)
         return jax.random.permutation(key, samples).astype(jnp.int32)
 
     def batch(
         self, key: PRNGKeyArray, order: Array, step: Array
     ) -> tuple[Array, tuple[Array, Array, Array]]:
         """The order, and the inputs, labels and mask of a step."""
-        data, size = self.data, self.gradient.batch_size or 1
+        data, size = self.data, self._size
         if isinstance(data, Stream):
             inputs, labels = data.draw(jax.random.fold_in(key, step), size)
         elif order.size == 0:
             inputs, labels = data.stored_inputs, data.labels
+            if self.gradient.order == "bernoulli":
+                chance = size / data.samples
+                inside = jax.random.bernoulli(jax.random.fold_in(key, step), chance, labels.shape[:1])
+                return order, (inputs, labels, inside)
         else:
             place = step % -(-data.samples // size)  # among the batches of an epoch
             order = lax.cond(place == 0, lambda: self.order(key, step), lambda: order)

@@ -20,6 +20,7 @@ from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, draw_labels
 
 REDUCTIONS = ("mean", "sum", "sum/D")
+ORDERS = ("shuffled", "cyclic", "bernoulli")
 LOSS = "a JAX function of (prediction, label) that returns one number"
 
 
@@ -44,12 +45,17 @@ class Gradient(eqx.Module):
     Args:
         loss: ℓ(prediction, label) of one sample. Default ‖ŷ - y‖².
         reduction: "mean", "sum" or "sum/D": c above. Default "mean".
-        batch_size: Samples of a step. Default: all of a `Dataset`; 1 in `smi.sgd`. An epoch of
-            N/batch_size steps uses each sample of a `Dataset` once, in random order.
+        batch_size: Samples of a step, or their share of a `Dataset` (a float below 1). Default: all
+            of a `Dataset`; 1 in `smi.sgd`.
+        order: Batches of a `Dataset`: "shuffled", an epoch of N/batch_size steps uses each sample
+            once, in a new random order; "cyclic", in the order of the first epoch; "bernoulli",
+            each step draws each sample with the probability `batch_size`/N, at the cost of all of
+            them. Default "shuffled".
         repeats: Updates on each batch. Default 1.
 
     Raises:
-        ValueError: For a count below one, an unknown reduction, or a loss that is no function.
+        ValueError: For a count below one, a share outside (0, 1), an unknown word, or a loss that
+            is no function.
 
     Example:
         >>> Gradient(batch_size=200, repeats=3).repeats
@@ -59,14 +65,19 @@ class Gradient(eqx.Module):
     _: KW_ONLY
     loss: Callable[[Array, Array], Array] | None = None
     reduction: str | None = eqx.field(static=True, default=None)
-    batch_size: int | None = eqx.field(static=True, default=None)
+    batch_size: int | float | None = eqx.field(static=True, default=None)
     repeats: int = eqx.field(static=True, default=1)
+    order: str = eqx.field(static=True, default="shuffled")
 
     def __post_init__(self) -> None:
         # a module, so that the numbers that a loss closes over are traced and differentiable
         self.loss = as_module(validate.optional(validate.function, "loss", self.loss, LOSS))
         self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
-        self.batch_size = validate.optional(validate.count, "batch_size", self.batch_size)
+        if isinstance(self.batch_size, float) and 0.0 < self.batch_size < 1.0:
+            pass  # a share
+        else:
+            self.batch_size = validate.optional(validate.count, "batch_size", self.batch_size)
+        self.order = validate.choice("order", self.order, ORDERS)
         self.repeats = validate.count("repeats", self.repeats)
 
 

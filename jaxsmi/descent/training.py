@@ -24,6 +24,7 @@ from jaxsmi.descent.loop import Descent, Runs, TrainState
 from jaxsmi.descent.options import Gradient, Monitor, Stream, check_scalar
 from jaxsmi.models.base import AbstractModel, check_data, label_shape
 from jaxsmi.models.teacher_student import squared_loss
+from jaxsmi.numerics.linear_algebra import coordinates_of, triangular_root
 
 # Weights are O(1) at the start, as the teacher's are, and so are those of a student that has
 # learned it: a norm a hundred times as large is an overshoot.
@@ -42,7 +43,7 @@ def train(
     key: PRNGKeyArray,
     steps: int = 1000,
     gradient: Gradient | None = None,
-    start: ArrayLike | Solution | TrainState = 1.0,
+    start: ArrayLike | tuple[ArrayLike, ArrayLike] | Solution | TrainState = 1.0,
     monitor: Monitor | None = None,
 ) -> Solution:
     r"""Train a student of a model by gradient descent; weights O(1), as the teacher's.
@@ -67,8 +68,9 @@ def train(
         steps: Batches taken. Default 1000.
         gradient: A `Gradient`: loss, reduction and batches. Default: the mean squared error of all
             samples. A `Stream` needs a `batch_size`.
-        start: Scale of random weights, or weights of a student's shape; or the Solution, or its
-            `state`, to continue. Default 1.
+        start: Scale of random weights, or weights of a student's shape; or overlaps (M, Q) with the
+            teacher and itself, exact, in random directions; or the Solution, or its `state`, to
+            continue. Default 1.
         monitor: A `Monitor`: test data, records, early stopping, progress bar. Without test data
             the error is that of the population, from the overlaps on 4096 quasi-random points, to
             about 1 %, where there is a teacher.
@@ -191,6 +193,7 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     return Solution(**numbers, model=model, key=key, kind="train")
 
 
+_ROUNDING = 1e-9  # overlaps of a user come from averages or other runs
 # a loss is tried in this dimension at most: one that is flat there is flat in any
 _PROBE_DIMENSION = 8
 
@@ -200,7 +203,7 @@ def initial_state(
     data: Dataset | Stream,
     optimizer: optax.GradientTransformation,
     key: PRNGKeyArray,
-    start: ArrayLike | Solution | TrainState,
+    start: ArrayLike | tuple[ArrayLike, ArrayLike] | Solution | TrainState,
 ) -> TrainState:
     """The state at which a run, or one for each key, starts."""
     dimension = data.dimension
@@ -228,20 +231,54 @@ def initial_state(
         ):
             check(condition, "start", value, allowed)
         return start
-    allowed = f"a scale, weights {shape}, or a Solution of smi.train"
-    scale = validate.array("start", start, allowed, dtype=dtype)
-    check(scale.shape in ((), shape), "start", start, allowed)
+    allowed = f"a scale, weights {shape}, overlaps (M, Q), or a Solution of smi.train"
+    if isinstance(start, tuple):
+        check(len(start) == 2 and model.design.has_rows, "start", start, allowed)
+        placed = _at_overlaps(data, *start, rows=shape[0])
+        draw = lambda key: placed(key).astype(dtype)
+    else:
+        scale = validate.array("start", start, allowed, dtype=dtype)
+        check(scale.shape in ((), shape), "start", start, allowed)
+        # weights of a user are those of all runs
+        draw = lambda key: scale if scale.ndim else model.student.start(key, dimension, scale, dtype)
 
     def fresh(key: PRNGKeyArray) -> TrainState:
         # another stream than that of `sample`: one key for both would start at the teacher
         start_key, order_key = jax.random.split(jax.random.fold_in(key, 1))
         words = jax.random.bits(order_key, (2,), jnp.uint32)
-        weights = scale
-        if scale.ndim == 0:
-            weights = model.student.start(start_key, dimension, scale, dtype)
+        weights = draw(start_key)
         return TrainState(weights, optimizer.init(weights), jnp.zeros((), int), words)
 
     return jax.vmap(fresh)(key) if many else fresh(key)
+
+
+def _at_overlaps(
+    data: Dataset | Stream, M: ArrayLike, Q: ArrayLike, rows: int
+) -> Callable[[PRNGKeyArray], Array]:
+    """Weights with overlaps M (P, P*) with the teacher and Q (P, P), else at random:
+    W = √D (Y O + Z R), orthonormal O that span the teacher and R orthogonal to them."""
+    teacher, D = data.teacher, data.dimension
+    if teacher is None:
+        raise ValueError("start: got overlaps (M, Q); allowed: with data that have a teacher.")
+    T = teacher.astype(theory_dtype())
+    k = len(T)
+    M = validate.array("start", M, f"M of shape ({rows}, {k})", shape=(rows, k))
+    Q = validate.array("start", Q, f"Q of shape ({rows}, {rows})", shape=(rows, rows))
+    frame = triangular_root(T @ T.T / D)
+    Y, Z = coordinates_of(frame, M, Q)
+    missed = jnp.max(jnp.abs(Y @ Y.T + Z @ Z.T - Q)) <= _ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
+    shown = "overlaps (M, Q)"
+    allowed = "Q - M ρ⁺ Mᵀ positive semi-definite, ρ = W* W*ᵀ/D: overlaps that some weights have"
+    check(missed, "start", shown, allowed)
+
+    def draw(key: PRNGKeyArray) -> Array:
+        beyond = jax.random.normal(key, (rows, D), T.dtype)
+        basis, triangle = jnp.linalg.qr(jnp.concatenate([T, beyond]).T)
+        # QR leaves the signs of its directions open: those of the frame are positive
+        basis = basis * jnp.where(jnp.diagonal(triangle) < 0.0, -1.0, 1.0)
+        return np.sqrt(D) * jnp.concatenate([Y, Z], axis=1) @ basis.T
+
+    return draw
 
 
 @eqx.filter_jit
@@ -306,7 +343,9 @@ def check_settings(
         compared = teacher is not None and model.metric.comparable(teacher)
         check(compared, "target", monitor.target, allowed)
     if isinstance(data, Stream):
-        check(size is not None, "batch_size", size, "an integer >= 1 for a Stream")
+        check(isinstance(size, int), "batch_size", size, "an integer >= 1 for a Stream")
+        order = gradient.order
+        check(order == "shuffled", "order", order, "'shuffled' for a Stream: its samples are fresh")
         sample = jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1)))
         check_data(model, sample, teacher=False)
         return data, monitor

@@ -195,6 +195,17 @@ def triangular_root(square: Array) -> Array:
     return jnp.stack([jnp.stack(row) for row in Lambda])
 
 
+def coordinates_of(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
+    """Coordinates Y (P, k) and Z (P, P) of rows with overlaps M = Y Lᵀ with fixed rows of Gram
+    matrix L Lᵀ, and Q = Y Yᵀ + Z Zᵀ; a fixed row that those before it span has none of its own."""
+    # a zero pivot would make the solution, and its derivative, infinite
+    independent = jnp.abs(jnp.diagonal(frame)) > 0.0
+    safe = frame + jnp.diag(jnp.where(independent, 0.0, 1.0))
+    Y = jax.scipy.linalg.solve_triangular(safe, M.T, lower=True)
+    Y = jnp.where(independent[:, None], Y, 0.0).T
+    return Y, triangular_root(Q - Y @ Y.T)
+
+
 def acceptance_tries(freedom: int) -> int:
     """Proposals of a χ² with so many degrees of freedom: all fail with probability below 1e-6."""
     return _FEW_TRIES if freedom >= _MANY_FREEDOMS else _TRIES

@@ -32,7 +32,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.models.teacher_student import TeacherStudent
-from jaxsmi.numerics.linear_algebra import triangular_root
+from jaxsmi.numerics.linear_algebra import coordinates_of
 
 
 class Coordinates(eqx.Module):
@@ -82,17 +82,6 @@ class Coordinates(eqx.Module):
         sign = jnp.where(jnp.sum(Y * L, axis=1, keepdims=True) < 0.0, -1.0, 1.0)
         square = jnp.sum((Y - sign * L) ** 2, axis=1) + jnp.sum(self.across[:rows] ** 2, axis=1)
         return jnp.moveaxis(square, 1, 0).reshape(-1, Y.shape[-1])
-
-
-def coordinates_of(frame: Array, M: Array, Q: Array) -> tuple[Array, Array]:
-    """Y (P, k) and Z (P, P) with M = Y Lᵀ, Q = Y Yᵀ + Z Zᵀ; a fixed row that those before it span
-    has no coordinate of its own."""
-    # a zero pivot would make the solution, and its derivative, infinite
-    independent = jnp.abs(jnp.diagonal(frame)) > 0.0
-    safe = frame + jnp.diag(jnp.where(independent, 0.0, 1.0))
-    Y = jax.scipy.linalg.solve_triangular(safe, M.T, lower=True)
-    Y = jnp.where(independent[:, None], Y, 0.0).T
-    return Y, triangular_root(Q - Y @ Y.T)
 
 
 def coordinates_at(pair: TeacherStudent, frame: Array, M: Array, Q: Array) -> Coordinates:

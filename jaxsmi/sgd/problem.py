@@ -9,16 +9,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, is_zero, theory_dtype
+from jaxsmi.core.arrays import as_module, concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
 from jaxsmi.descent.options import LOSS, Gradient, check_scalar, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-from jaxsmi.numerics.linear_algebra import symmetric, triangular_root
-from jaxsmi.sgd.coordinates import coordinates_of
+from jaxsmi.numerics.linear_algebra import coordinates_of, symmetric, triangular_root
 
 _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
@@ -64,7 +64,8 @@ class Rule(eqx.Module):
         κ = c η/(1 - β),   c = 1/B ("mean"), 1 ("sum"), 1/D ("sum/D")
 
     Args:
-        rate: Learning rate η >= 0, or one for each row (P,).
+        rate: Learning rate η >= 0, or one for each row (P,); in `smi.descent_theory` also a
+            transformation of optax.
         gradient: Loss, batch size B, reduction and repeats, `smi.Gradient`. Default: one fresh
             sample a step.
         momentum: β of heavy-ball momentum, in [0, 1). Default 0.
@@ -86,10 +87,11 @@ class Rule(eqx.Module):
     momentum: Array | None
     weight_decay: Array | None
     projection: str | None = eqx.field(static=True)
+    optimizer: optax.GradientTransformation | None
 
     def __init__(
         self,
-        rate: ArrayLike,
+        rate: ArrayLike | optax.GradientTransformation,
         *,
         gradient: Gradient | None = None,
         momentum: ArrayLike = 0.0,
@@ -97,6 +99,15 @@ class Rule(eqx.Module):
         projection: str | None = None,
     ):
         allowed = "a finite number >= 0, or one for each row (P,)"
+        self.optimizer = None
+        if isinstance(rate, optax.GradientTransformation):
+            # modules, so that the numbers that it closes over are traced and differentiable
+            self.optimizer = optax.GradientTransformation(
+                as_module(rate.init), as_module(rate.update)
+            )
+            own = is_zero(momentum) and is_zero(weight_decay) and projection is None
+            check(own, "rate", "an optimiser", "a number beside momentum, decay or projection")
+            rate = 0.0
         self.rate = validate.array("rate", rate, allowed, interval=NON_NEGATIVE)
         check(self.rate.ndim <= 1, "rate", rate, allowed)
         self.gradient = validate.settings("gradient", gradient, Gradient, "a smi.Gradient")
@@ -108,14 +119,22 @@ class Rule(eqx.Module):
         self.projection = validate.optional(validate.choice, "projection", projection, ("sphere",))
 
     @classmethod
-    def of(cls, rate: ArrayLike | Rule) -> Rule:
-        """Return a rule as it is; make one of a plain learning rate."""
-        return rate if isinstance(rate, Rule) else cls(rate)
+    def of(
+        cls, rate: ArrayLike | Rule | optax.GradientTransformation, optimisers: bool = False
+    ) -> Rule:
+        """Return a rule as it is; make one of a plain learning rate, or where `optimisers` are
+        allowed of one of optax."""
+        rule = rate if isinstance(rate, Rule) else cls(rate)
+        allowed = "a learning rate (smi.train takes optimisers, on a Stream)"
+        check(optimisers or rule.optimizer is None, "rate", "an optimiser", allowed)
+        return rule
 
     @property
     def batch_size(self) -> int:
         """B."""
-        return self.gradient.batch_size or 1
+        size = self.gradient.batch_size or 1
+        check(isinstance(size, int), "batch_size", size, "a number of samples: data have no end")
+        return int(size)
 
     def per_sample(self, dimension: int | None = None) -> Array:
         """κ = c η/(1 - β), the learning rate for each sample; D for the reduction "sum/D"."""
@@ -199,8 +218,9 @@ def _has_gradient(pair: TeacherStudent, teacher_fields: Array, fields: Array) ->
     return jnp.any(slopes(teacher_fields, fields, jnp.zeros(pair.noise_size)) != 0.0)
 
 
-def is_even(pair: TeacherStudent, argument: int) -> bool:
-    """True if the loss is even in every row of z* (argument 0) or z (1), tested at one point."""
+def is_even(pair: TeacherStudent, argument: int, together: bool = False) -> bool:
+    """True if the loss is even in every row of z* (argument 0) or z (1), or in all rows `together`,
+    tested at one point."""
     with jax.ensure_compile_time_eval():
         fields = [x[0] for x in _probe(pair, 1)]
         rows = len(fields[argument])
@@ -210,7 +230,8 @@ def is_even(pair: TeacherStudent, argument: int) -> bool:
             flipped[argument] = signs[:, None] * fields[argument]
             return pair.sample_loss(flipped[0], flipped[1], jnp.zeros(pair.noise_size))
 
-        values = jax.vmap(loss)(1.0 - 2.0 * jnp.eye(rows))
+        flips = -jnp.ones((1, rows)) if together else 1.0 - 2.0 * jnp.eye(rows)
+        values = jax.vmap(loss)(flips)
         return bool(jnp.allclose(values, loss(jnp.ones(rows))))
 
 

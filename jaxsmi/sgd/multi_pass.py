@@ -1,0 +1,511 @@
+r"""Gradient descent on a finite data set, each sample used many times: its law as D → ∞ at N = α D.
+
+Equations here [theory: descent, Eqs. (13) to (21)], with p, q rows of the student, t steps, and
+⟨a, b⟩ = E Σ_m a_m b_m over the samples:
+
+    W = √D L O,   W* = √D L* O,   O orthonormal directions, L (P, K)
+    M = L L*ᵀ,   Q = L Lᵀ
+    z = L A   (P, tokens),   A = n + e/√α   (K, tokens): fields of a sample of the data
+    w = L n                                             of a new sample
+    S = sel ∂ℓ/∂z,   F = α ⟨S, A⟩,   L ← L + optimiser(F)
+
+n_k are standard normals and e_k is zero for the K0 directions of teacher and start. Each step adds
+a direction for each row: its e_k is what the earlier e leave of S_p, normalised, its n_k fresh. So
+A is a data set of K directions, of which descent on the coordinates L sees ever more; e_k/√α is
+what the weights remember of the samples.
+
+Samples are points of independent nets. All n_k, e_k and slopes lie in the span of one orthonormal
+basis of vectors over the points (rows of `vectors`: constants, the first n_k, then for each step
+what is new in S and the fresh normals), and are rows of coefficients in it. Linear problems are
+then exact to rounding, at any number of points.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import PyTree, concrete, is_zero, missing
+from jaxsmi.core.driver import LearnerSolution, Result, choose
+from jaxsmi.core.options import Averages
+from jaxsmi.core.validate import POSITIVE, check
+from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
+from jaxsmi.numerics.fixed_point import forwards
+from jaxsmi.numerics.linear_algebra import coordinates_of, triangular_root
+from jaxsmi.numerics.quadrature import randomised_gaussians, standard_error
+from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_gradient, gram_of, is_even, pair_of
+from jaxsmi.sgd.sample_averages import sizes_of
+
+_SIZES = 2**17, 8  # points of all nets, and nets: M of two layers after 40 steps to 0.002
+_ROWS = 32  # rows of the basis in one product: empirical, at 2^15 points (16 to 64 much the same)
+# A slope has something new where the rest is above rounding, relative to the slope.
+_NEW = 1e-13
+_CANCELLED = 0.1  # below it a rest is orthogonalised again: an error of ten roundings is left
+# Q beyond so many times its start, or one: a learning rate too large (as in smi.train, squared)
+_MAX_GROWTH = 1e4
+_SHUFFLE, _FRESH = 0, 1  # streams of random numbers
+
+
+class _Basis(eqx.Module):
+    """Orthonormal vectors (rows, tokens · n) under ⟨·, ·⟩, zero beyond the first `used`."""
+
+    vectors: Array
+    used: Array
+    points: int = eqx.field(static=True)
+
+    @property
+    def _blocks(self) -> Array:
+        # the vectors that are there are read, not the room for all steps
+        return (self.used + _ROWS - 1) // _ROWS
+
+    def coefficients(self, x: Array) -> Array:
+        """⟨x, v⟩ of some x (m, tokens · n) with all vectors v: (m, rows)."""
+
+        def block(i: Array, c: Array) -> Array:
+            part = lax.dynamic_slice_in_dim(self.vectors, i * _ROWS, _ROWS)
+            return lax.dynamic_update_slice_in_dim(c, part @ x.T, i * _ROWS, 0)
+
+        zero = jnp.zeros((len(self.vectors), len(x)), x.dtype)
+        return lax.fori_loop(0, self._blocks, block, zero).T / self.points
+
+    def combine(self, c: Array) -> Array:
+        """Σ_v c_v v of coefficients (m, rows)."""
+
+        def block(i: Array, x: Array) -> Array:
+            part = lax.dynamic_slice_in_dim(self.vectors, i * _ROWS, _ROWS)
+            return x + lax.dynamic_slice_in_dim(c, i * _ROWS, _ROWS, 1) @ part
+
+        zero = jnp.zeros((len(c), self.vectors.shape[1]), c.dtype)
+        return lax.fori_loop(0, self._blocks, block, zero)
+
+    def extended(self, x: Array, floor: Array) -> tuple[_Basis, Array]:
+        """The basis with a vector for each x, and the coefficients of all x. What is new in x is
+        taken to be nothing, and its vector zero, where its size is at most `floor` (m,)."""
+        c = self.coefficients(x)
+        rest = x - self.combine(c)
+
+        def again(rest: Array, c: Array) -> tuple[Array, Array]:
+            more = self.coefficients(rest)
+            return rest - self.combine(more), c + more
+
+        # what is new may be a millionth of a slope: rounding of the first pass is then removed
+        small = jnp.sum(rest**2, axis=1) < _CANCELLED**2 * jnp.sum(x**2, axis=1)
+        x, c = lax.cond(jnp.any(small), again, lambda *same: same, rest, c)
+        new: list[Array] = []
+        own = []
+        for v, least in zip(x, floor, strict=True):
+            among = [jnp.vdot(v, u) / self.points for u in new]
+            for a, u in zip(among, new, strict=True):
+                v = v - a * u
+            square = jnp.vdot(v, v) / self.points
+            size = _root(square, least)
+            new.append(jnp.where(size > 0.0, v / jnp.where(size > 0.0, size, 1.0), 0.0))
+            own.append(jnp.stack([*among, size, *[jnp.zeros_like(size)] * (len(x) - len(new))]))
+        c = lax.dynamic_update_slice(c, jnp.stack(own), (0, self.used))
+        vectors = lax.dynamic_update_slice_in_dim(self.vectors, jnp.stack(new), self.used, 0)
+        return _Basis(vectors, self.used + len(x), self.points), c
+
+
+def _root(square: Array, floor: Array) -> Array:
+    """√x, zero (and without a derivative) up to floor²."""
+    there = square > floor**2
+    return jnp.where(there, jnp.sqrt(jnp.where(there, square, 1.0)), 0.0)
+
+
+class _State(NamedTuple):
+    """L (P, K), the optimiser's memory, the basis, the coefficients of all e_k (K, rows), and the
+    fields z and w (P, tokens, n)."""
+
+    weights: Array
+    optimizer: PyTree
+    basis: _Basis
+    memory: Array
+    fields: Array
+    new_fields: Array
+
+
+class _Points(NamedTuple):
+    """Samples of a net: n_k of the first directions (K0, tokens, n), z* (P*, tokens, n) and the
+    noise of labels (noise, n); `copies` of each point with other signs of the teacher's fields."""
+
+    normals: Array
+    teacher_fields: Array
+    noise: Array
+    copies: int
+
+
+class _Sgd(eqx.Module):
+    """A `Rule` as a transformation of optax: U ← β U + λ L + κ F,   L ← L - U."""
+
+    rate: Array
+    momentum: Array | None
+    decay: Array | None
+    projected: bool = eqx.field(static=True)
+
+    def init(self, params: Array) -> tuple[Array, Array]:
+        """U, and the norms of the rows."""
+        return jnp.zeros_like(params), jnp.linalg.norm(params, axis=1, keepdims=True)
+
+    def update(
+        self, updates: Array, state: tuple[Array, Array], params: Array
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """The change of L."""
+        U, norm = state
+        new = self.rate * updates
+        if self.decay is not None:
+            new = new + self.decay * params
+        if self.momentum is not None:
+            new = new + self.momentum * U
+        if not self.projected:
+            return -new, (new, norm)
+        after = params - new
+        after = after * norm / jnp.linalg.norm(after, axis=1, keepdims=True)
+        return after - params, (new, norm)
+
+
+class _Descent(eqx.Module):
+    """Descent from one start: what does not depend on the net."""
+
+    pair: TeacherStudent
+    gram: Array
+    start: Overlaps
+    alpha: Array
+    optimizer: optax.GradientTransformation | _Sgd
+    share: float | None = eqx.field(static=True)
+    order: str = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+    symmetric: bool = eqx.field(static=True)
+
+    def path(self, normals: Array, key: PRNGKeyArray) -> dict[str, Array]:
+        """Records at steps 0 to T, from standard normals (variables, n) at the points of a net."""
+        pair, P = self.pair, self.pair.rows
+        frame = triangular_root(self.gram)
+        points = self._points(normals, frame)
+        K0, tokens, n = points.normals.shape
+        K, used = K0 + P * self.steps, tokens + K0
+        room = -(-(used + 2 * P * self.steps) // _ROWS) * _ROWS
+        dtype = points.normals.dtype
+        constants = jnp.repeat(jnp.eye(tokens, dtype=dtype), n, axis=1)
+        first = points.normals.reshape(K0, -1) / np.sqrt(tokens)
+        vectors = jnp.zeros((room, tokens * n), dtype).at[:used].set(jnp.stack([*constants, *first]))
+        basis = _Basis(vectors, jnp.asarray(used), n)
+        # coefficients of n_k: √tokens of one vector of the basis, and for fixed rows their means
+        later = used + np.arange(self.steps)[:, None] * 2 * P + P + np.arange(P)
+        place = np.concatenate([tokens + np.arange(K0), later.ravel()])
+        fresh = jnp.zeros((K, room), dtype).at[np.arange(K), place].set(np.sqrt(tokens))
+        fresh = fresh.at[: pair.fixed, :tokens].set(self._means(frame))
+        L = jnp.zeros((P, K), dtype)
+        L = L.at[:, :K0].set(jnp.concatenate(coordinates_of(frame, *self.start), axis=1))
+        z = basis.combine(L @ fresh).reshape(P, tokens, n)
+        memory = jnp.zeros((K, room), dtype)
+        state = _State(L, self.optimizer.init(L), basis, memory, z, z)
+
+        def step(state: _State, t: Array) -> tuple[_State, dict[str, Array]]:
+            one = jax.value_and_grad(self.pair.sample_loss, argnums=1)
+            losses, S = jax.vmap(one, -1, -1)(points.teacher_fields, state.fields, points.noise)
+            record = self._record(state, points, frame, jnp.mean(losses))
+            return self._step(state, t, S, points.copies, fresh, key), record
+
+        state, records = lax.scan(step, state, jnp.arange(self.steps))
+        last = self._record(state, points, frame, self._loss(state.fields, points))
+        records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
+        silent = points._replace(noise=jnp.zeros_like(points.noise))
+        return records | {"error": self._loss(state.new_fields, silent)}
+
+    def _points(self, normals: Array, frame: Array) -> _Points:
+        pair = self.pair
+        normals = _whitened(normals)
+        K0 = pair.fixed + pair.rows
+        body = normals[: K0 * pair.tokens].reshape(K0, pair.tokens, -1)
+        noise, copies = normals[K0 * pair.tokens :], 1
+        if self.symmetric:
+            # each point with the opposite teacher's fields, too: M = 0 stays exactly zero
+            signs = np.ones((K0, 1, 2, 1))
+            signs[: pair.targets, :, 1] = -1.0
+            body = (body[:, :, None] * signs).reshape(K0, pair.tokens, -1)
+            noise, copies = jnp.tile(noise, 2), 2
+        fixed = body[: pair.fixed] + self._means(frame)[:, :, None]
+        teacher_fields = jnp.tensordot(frame, fixed, axes=1)[: pair.targets]
+        return _Points(body, teacher_fields, noise, copies)
+
+    def _means(self, frame: Array) -> Array:
+        """Means of the tokens along the fixed rows (k, tokens)."""
+        return frame[self.pair.targets :].T @ self.pair.encoding.T
+
+    def _step(
+        self, state: _State, t: Array, S: Array, copies: int, fresh: Array, key: PRNGKeyArray
+    ) -> _State:
+        """One step of slopes S (P, tokens, n): what is new in them, the gradient, the update."""
+        P, L = self.pair.rows, state.weights
+        K0, n = self.pair.fixed + P, S.shape[-1] // copies
+        S = S * jnp.tile(self._selected(key, t, n), copies)
+        draw = jax.random.fold_in(jax.random.fold_in(key, _FRESH), t)
+        g = jax.random.normal(draw, (*S.shape[:-1], n), S.dtype)
+        both = jnp.concatenate([S, jnp.tile(g, copies)]).reshape(2 * P, -1)
+        size = jnp.sqrt(jnp.mean(jnp.sum(S**2, axis=1), axis=1))
+        basis, c = state.basis.extended(both, jnp.concatenate([_NEW * size, jnp.zeros(P)]))
+        # Gram-Schmidt of the slopes among the e_k, in coefficients
+        memory = state.memory
+        for p in range(P):
+            rest = c[p]
+            for _ in range(2):
+                rest = rest - (memory @ rest) @ memory
+            norm = _root(rest @ rest, _NEW * size[p])
+            e = jnp.where(norm > 0.0, rest / jnp.where(norm > 0.0, norm, 1.0), 0.0)
+            memory = lax.dynamic_update_slice(memory, e[None], (K0 + P * t + p, 0))
+        data = fresh + memory / jnp.sqrt(self.alpha)
+        gradient = self.alpha * c[:P] @ data.T
+        update, optimizer = self.optimizer.update(gradient, state.optimizer, L)
+        L = L + jnp.asarray(update)
+        fields = basis.combine(jnp.concatenate([L @ data, L @ fresh])).reshape(2, *S.shape)
+        return _State(L, optimizer, basis, memory, *fields)
+
+    def _selected(self, key: PRNGKeyArray, t: Array, n: int) -> Array:
+        """One for the samples in the batch of a step, else zero (n,)."""
+        if self.share is None:
+            return jnp.ones(n)
+        parts = math.ceil(1.0 / self.share)
+        stream = {"bernoulli": t, "shuffled": t // parts, "cyclic": 0}[self.order]
+        draw = jax.random.fold_in(jax.random.fold_in(key, _SHUFFLE), stream)
+        # stratified: the number of samples in a batch does not fluctuate
+        rank = (jax.random.permutation(draw, n) + 0.5) / n
+        place = 0 if self.order == "bernoulli" else t % parts
+        return ((rank >= place * self.share) & (rank < (place + 1) * self.share)).astype(float)
+
+    def _loss(self, z: Array, points: _Points) -> Array:
+        losses = jax.vmap(self.pair.sample_loss, -1)
+        return jnp.mean(losses(points.teacher_fields, z, points.noise))
+
+    def _record(
+        self, state: _State, points: _Points, frame: Array, train_loss: Array
+    ) -> dict[str, Array]:
+        L, k = state.weights, self.pair.fixed
+        M, Q = L[:, :k] @ frame.T, L @ L.T
+        return {
+            "overlap": Q,
+            "teacher_overlap": M,
+            "cosine": self.pair.agreement(M, Q, self.gram),
+            "train_loss": train_loss,
+            "test_loss": self._loss(state.new_fields, points),
+        }
+
+
+def _whitened(x: Array) -> Array:
+    """Variables (v, n) with means zero and second moments one over the points, exactly."""
+    x = x - jnp.mean(x, axis=1, keepdims=True)
+    root = jnp.linalg.cholesky(x @ x.T / x.shape[1])
+    return jax.scipy.linalg.solve_triangular(root, x, lower=True)
+
+
+def descent_theory(
+    model: AbstractTeacher,
+    alpha: ArrayLike,
+    start: ArrayLike | tuple[ArrayLike, ArrayLike] | Initial,
+    *,
+    rate: ArrayLike | Rule | optax.GradientTransformation,
+    steps: int,
+    key: PRNGKeyArray,
+    student: AbstractTeacher | None = None,
+    averages: Averages | None = None,
+) -> LearnerSolution:
+    r"""Compute what gradient descent on a data set of N = α D samples has learned after each step,
+    in the limit D → ∞: full batch, mini-batches, epochs.
+
+        loss = Σ_{μ ∈ batch} ℓ(link(W x_μ/√D), y_μ),   W ← W + optimiser(∇loss)
+
+    `smi.train` from the same overlaps is the same descent at finite D: its `start=(M, Q)`, the same
+    optimiser, `gradient=smi.Gradient(reduction="sum")`.
+
+    Args:
+        model: The teacher, an index model.
+        alpha: N/D > 0.
+        start: Overlaps (M, Q) of the student, M (P, P*), Q (P, P); or an `Initial` that has a Gram
+            matrix of the teacher, too. From M = 0 a student of an even link learns nothing as
+            D → ∞, and the history has "gain" instead: ∂M_pq(t)/∂M_pq(0), (steps + 1, P, P*).
+        rate: κ, the learning rate of the summed loss, of order one, or one for each row (P,); or a
+            `smi.sgd.Rule` with loss, momentum, weight decay (Λ for a unit of α), projection, and
+            `smi.Gradient(batch_size=0.25, order=..)`, the share of the samples that a step uses; or
+            any transformation of optax that commutes with rotations and scales of the weights: SGD
+            with momentum, Nesterov, weight decay, schedules.
+        steps: Updates T.
+        key: A random key.
+        student: Another index model of as many tokens. Default: the model.
+        averages: Points of all nets (default 2^17), and nets (8), each of which is a data set of
+            its own. Links with heavy tails, such as z², want more for `test_loss`.
+
+    Returns:
+        A `LearnerSolution` at the last step, with `history`: "step", "overlap" Q,
+        "teacher_overlap" M, "cosine", "train_loss" (of all samples), "test_loss" (of a new one),
+        "stderr" of each of them. `error` is NaN of losses of your own. Codes: SUCCESS, DIVERGED
+        (NaN from there on, or Q 10^4 times as large as it was). Differentiable in all numbers.
+
+    Raises:
+        ValueError: For α <= 0, a start that no weights have, a reduction other than "sum", a number
+            of samples in place of a share, an optimiser such as Adam, or a link without a gradient.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> model, key = smi.links.linear(0.2), jax.random.key(0)
+        >>> theory = smi.descent_theory(
+        ...     model, 1.5, ([[0.1]], [[0.8]]), rate=0.08, steps=20, key=key,
+        ...     averages=smi.Averages(points=2048, nets=2),
+        ... )
+        >>> round(float(theory.teacher_overlap[0, 0]), 6)
+        0.834
+
+    Cost:
+        O(n M P² T²) operations for n points, M tokens and T steps: two layers, 40 steps, some 5 s
+        on one core. Memory of a net 2 (n/nets) M P T numbers.
+
+    Source:
+        [MKUZ20], [CCM21], [GTMKZ24]; this form: [theory: descent, Eqs. (13) to (21)].
+    """
+    rule = Rule.of(rate, optimisers=True)
+    pair = pair_of(model, student, rule.gradient.loss)
+    check(not pair.spherical, "model", model, "an index model such as smi.DeepAttention(2, 2)")
+    alpha = validate.number("alpha", alpha, POSITIVE)
+    steps = validate.count("steps", steps)
+    key = validate.key("key", key)
+    share = _share(rule)
+    initial = Initial.of(start)
+    gram = gram_of(pair, initial.teacher)
+    overlaps = Overlaps.of(pair, gram, initial.student)
+    points, nets = sizes_of(averages, *_SIZES)
+    check_gradient(pair)
+    at_rest = is_zero(overlaps.M) and not pair.directions and is_even(pair, 0, together=True)
+    optimizer = _optimizer(rule, alpha * (1.0 if share is None else share), pair.rows)
+    order = rule.gradient.order
+    descent = _Descent(pair, gram, overlaps, alpha, optimizer, share, order, steps, at_rest)
+    records = forwards(lambda descent, key: _solve(descent, points, nets, key), descent, key)
+    learner, known = model if student is None else student, rule.gradient.loss is None
+    return _solution(learner, records, descent, key, known, validate.valid((descent, rule)))
+
+
+def _share(rule: Rule) -> float | None:
+    """The share of the samples in a batch; None: all of them."""
+    gradient = rule.gradient
+    allowed = "'sum' (of a mean the rate is |B| times as large, without a limit as D → ∞)"
+    check(gradient.reduction in (None, "sum"), "reduction", gradient.reduction, allowed)
+    size = gradient.batch_size
+    allowed = "a share of the samples below one, such as 0.25 (of few samples: smi.sgd.flow)"
+    check(not isinstance(size, int), "batch_size", size, allowed)
+    check(gradient.repeats == 1, "repeats", gradient.repeats, "1")
+    return size
+
+
+def _optimizer(rule: Rule, alpha: Array, rows: int) -> optax.GradientTransformation | _Sgd:
+    """The optimiser of coordinates; `alpha`: samples over dimension of a step."""
+    if rule.optimizer is None:
+        check(rule.rate.ndim == 0 or len(rule.rate) == rows, "rate", rule.rate, f"{rows} numbers")
+        decay = None if rule.weight_decay is None else rule.weight_decay * alpha
+        rate = rule.rate.reshape(-1, 1)
+        return _Sgd(rate, rule.momentum, decay, rule.projection is not None)
+    if concrete(rule.optimizer):
+        with jax.ensure_compile_time_eval():
+            allowed = (
+                "one that commutes with rotations and scales of the weights, such as optax.sgd "
+                "(Adam, signs and clipped steps have no such theory: smi.train)"
+            )
+            commutes = validate.call_user_function("rate", _commutes, allowed, rule.optimizer, rows)
+            check(commutes, "rate", "an optimiser", allowed)
+    return rule.optimizer
+
+
+def _commutes(optimizer: optax.GradientTransformation, rows: int) -> bool:
+    """Three steps of rotated, much larger weights and gradients are the steps rotated and scaled."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    L, *gradients = [jax.random.normal(key, (rows, 4)) for key in keys[:4]]
+    turn = 1e6 * jnp.linalg.qr(jax.random.normal(keys[4], (4, 4)))[0]
+
+    def end(by: Array) -> Array:
+        x = L @ by
+        memory = optimizer.init(x)
+        for gradient in gradients:
+            update, memory = optimizer.update(gradient @ by, memory, x)
+            x = x + jnp.asarray(update)
+        return x
+
+    plain = end(jnp.eye(4)) @ turn
+    return bool(jnp.max(jnp.abs(end(turn) - plain)) <= 1e-4 * jnp.max(jnp.abs(plain)))
+
+
+@eqx.filter_jit
+def _solve(descent: _Descent, points: int, nets: int, key: PRNGKeyArray) -> dict[str, Array]:
+    """Records of each net (nets, steps + 1, ..)."""
+    pair, copies = descent.pair, 2 if descent.symmetric else 1
+    variables = (pair.fixed + pair.rows) * pair.tokens + pair.noise_size
+    normals = randomised_gaussians(key, max(points // copies, 1), nets, variables)
+    keys = jax.random.split(jax.random.fold_in(key, 1), nets)
+
+    def one(net: tuple[Array, Array]) -> dict[str, Array]:
+        if not descent.symmetric:
+            return descent.path(net[0].T, net[1])
+
+        def overlap(M: Array) -> tuple[Array, dict[str, Array]]:
+            moved = eqx.tree_at(lambda d: d.start.M, descent, M)
+            records = moved.path(net[0].T, net[1])
+            return records["teacher_overlap"], records
+
+        slopes, records = jax.jacfwd(overlap, has_aux=True)(descent.start.M)
+        return records | {"gain": jnp.einsum("tpqpq->tpq", slopes)}
+
+    return lax.map(one, (normals, keys))
+
+
+def _solution(
+    model: AbstractTeacher,
+    records: dict[str, Array],
+    descent: _Descent,
+    key: PRNGKeyArray,
+    known: bool,
+    valid: Array,
+) -> LearnerSolution:
+    """Means and standard errors over nets; `known`: the loss without noise is the error."""
+    records = jax.tree.map(lambda x: jnp.where(valid, x, missing()), records)
+    value = {name: jnp.mean(x, axis=0) for name, x in records.items()}
+    stderr = {name: standard_error(x) for name, x in records.items()}
+    error = value.pop("error") if known else jnp.full((), missing())
+    stderr["error"] = stderr["error"] if known else jnp.full((), missing())
+    Q = value["overlap"]
+    finite = jnp.all(jnp.isfinite(Q), axis=(1, 2))
+    growth = jnp.max(jnp.abs(Q[-1])) / jnp.maximum(jnp.max(jnp.abs(Q[0])), 1.0)
+    last = lambda tree, name: tree[name][-1]
+    return LearnerSolution(
+        overlap=Q[-1],
+        stderr=last(stderr, "overlap"),
+        error=error,
+        alpha=descent.alpha,
+        steps=jnp.asarray(descent.steps),
+        residual=jnp.max(jnp.abs(Q[-1] - Q[-2])),
+        result=choose(
+            (True, Result.SUCCESS),
+            (~(growth < _MAX_GROWTH), Result.DIVERGED),
+            (~valid, Result.INVALID),
+        ),
+        history={
+            "step": jnp.where(finite, jnp.arange(len(Q), dtype=Q.dtype), missing()),
+            **value,
+            "stderr": {name: stderr[name] for name in value},
+        },
+        covariance=jnp.full_like(Q[-1], missing()),
+        spectral_radius=jnp.full((), missing()),
+        model=model,
+        key=key,
+        kind="descent_theory",
+        teacher_overlap=last(value, "teacher_overlap"),
+        train_loss=last(value, "train_loss"),
+        test_loss=last(value, "test_loss"),
+        stderrs={name: last(stderr, name) for name in ("teacher_overlap", "train_loss", "test_loss")}
+        | {"error": stderr["error"]},
+    )
