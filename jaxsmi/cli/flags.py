@@ -145,6 +145,7 @@ COMMANDS: dict[str, Command] = {
     "first-order": Command("thresholds.transitions:first_order"),
     "recovery-threshold": Command("thresholds.transitions:recovery_threshold"),
     "train": Command("descent.training:train", runs=True),
+    "descent-theory": Command("sgd.multi_pass:descent_theory"),
     "sgd flow": Command("sgd.gradient_flow:flow"),
     "sgd simulate": Command("sgd.simulation:simulate", runs=True),
     "sgd recovery-time": Command("sgd.gradient_flow:recovery_time"),
@@ -258,7 +259,7 @@ def _target_of(argument: Argument, words: CommandLine) -> str | None:
         return MODELS[words.model]
     if words.model and argument.name == "data":
         return "models.base:AbstractModel.sample"
-    if "GradientTransformation" in names:
+    if "GradientTransformation" in names and "ArrayLike" not in names:
         return "workbench.rows:make_optimizer"
     return next((target for name, target in _RECORDS.items() if name in names), None)
 

@@ -172,8 +172,8 @@ class Descent(AbstractSolver[Runs]):
         elif order.size == 0:
             inputs, labels = data.stored_inputs, data.labels
             if self.gradient.order == "bernoulli":
-                chance = size / data.samples
-                inside = jax.random.bernoulli(jax.random.fold_in(key, step), chance, labels.shape[:1])
+                draw = jax.random.fold_in(key, step)
+                inside = jax.random.bernoulli(draw, size / data.samples, labels.shape[:1])
                 return order, (inputs, labels, inside)
         else:
             place = step % -(-data.samples // size)  # among the batches of an epoch

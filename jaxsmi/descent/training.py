@@ -69,8 +69,8 @@ def train(
         gradient: A `Gradient`: loss, reduction and batches. Default: the mean squared error of all
             samples. A `Stream` needs a `batch_size`.
         start: Scale of random weights, or weights of a student's shape; or overlaps (M, Q) with the
-            teacher and itself, exact, in random directions; or the Solution, or its `state`, to
-            continue. Default 1.
+            teacher and itself (numbers: of each row), else in random directions; or the Solution,
+            or its `state`, to continue. Default 1.
         monitor: A `Monitor`: test data, records, early stopping, progress bar. Without test data
             the error is that of the population, from the overlaps on 4096 quasi-random points, to
             about 1 %, where there is a teacher.
@@ -239,8 +239,8 @@ def initial_state(
     else:
         scale = validate.array("start", start, allowed, dtype=dtype)
         check(scale.shape in ((), shape), "start", start, allowed)
-        # weights of a user are those of all runs
-        draw = lambda key: scale if scale.ndim else model.student.start(key, dimension, scale, dtype)
+        random = lambda key: model.student.start(key, dimension, scale, dtype)
+        draw = (lambda key: scale) if scale.ndim else random
 
     def fresh(key: PRNGKeyArray) -> TrainState:
         # another stream than that of `sample`: one key for both would start at the teacher
@@ -262,6 +262,8 @@ def _at_overlaps(
         raise ValueError("start: got overlaps (M, Q); allowed: with data that have a teacher.")
     T = teacher.astype(theory_dtype())
     k = len(T)
+    scaled = lambda x, *shape: x if np.ndim(x) else x * jnp.eye(*shape)
+    M, Q = scaled(M, rows, k), scaled(Q, rows)
     M = validate.array("start", M, f"M of shape ({rows}, {k})", shape=(rows, k))
     Q = validate.array("start", Q, f"Q of shape ({rows}, {rows})", shape=(rows, rows))
     frame = triangular_root(T @ T.T / D)

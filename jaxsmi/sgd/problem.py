@@ -149,7 +149,8 @@ class Initial(eqx.Module):
     """Start of online SGD, and the teacher that it learns from.
 
     Args:
-        student: Scale of a random student (None: 1); or overlaps (M, Q) with M (P, k), Q (P, P);
+        student: Scale of a random student (None: 1); or overlaps (M, Q) with M (P, k), Q (P, P),
+            numbers for multiples of the identity;
             or weights (P, D), beside weights of the teacher. Of a `SequenceSingleIndex` m, or
             (m, e_1, .., e_K), or m_1, .., m_L of an untied network; None: uniform on the sphere.
         teacher: "iid" (drawn by the prior: its Gram matrix fluctuates by √(2/D)), "orthonormal"
@@ -290,14 +291,18 @@ def _on_sphere(pair: TeacherStudent, value: Any) -> Overlaps:
 def _pair_of_arrays(pair: TeacherStudent, value: Any) -> Overlaps:
     rows, k = pair.groups * pair.rows, pair.fixed
     two = isinstance(value, (tuple, list)) and len(value) == 2
-    check(two, "(M, Q)", value, f"overlaps (M, Q), arrays ({rows}, {k}) and ({rows}, {rows})")
+    allowed = f"overlaps (M, Q), arrays ({rows}, {k}) and ({rows}, {rows}), or a number for each"
+    check(two, "(M, Q)", value, allowed)
+    # a number is that of each row with its own row of the teacher, and of each row with itself
+    scaled = lambda x, *shape: x if np.ndim(x) else x * jnp.eye(*shape)
+    M, Q = scaled(value[0], rows, pair.targets), scaled(value[1], rows)
     allowed = f"M of shape ({rows}, {k})"
-    M = validate.array("M", value[0], allowed)
+    M = validate.array("M", M, allowed)
     check(M.size in (rows * k, rows * pair.targets), "M", value[0], allowed)
     M = M.reshape(rows, -1)
     # without columns for the directions of the inputs: none of them is learned
     M = jnp.pad(M, ((0, 0), (0, k - M.shape[1])))
-    return Overlaps(M, _semidefinite("Q", value[1], rows, _OVERLAP_ROUNDING))
+    return Overlaps(M, _semidefinite("Q", Q, rows, _OVERLAP_ROUNDING))
 
 
 def _nan_unless(x: Array, condition: Array) -> Array:

@@ -25,6 +25,7 @@ from jaxsmi.descent.training import train
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
+from jaxsmi.sgd.multi_pass import descent_theory
 
 # Size of the start of message passing beside descent: random, as the start of descent is. Larger
 # ones would know the teacher by chance at small D (empirical).
@@ -94,7 +95,8 @@ def learning_order(
         data: A `Dataset` with a teacher.
         methods: Settings by name. With "optimizer" they are those of `train` (all seeds in one
             vmapped run), with "theory": True those of `state_evolution` (undamped: a step of it is
-            one of message passing), else those of `gamp`, from a random start. "alpha" takes the
+            one of message passing), with "rate" those of `descent_theory` (from overlaps 1/√D with
+            the teacher by default), else those of `gamp`, from a random start. "alpha" takes the
             first αD samples; "model" is another student.
         key: Random key.
         seeds: Runs of each method, from different random starts, an integer >= 1. Default 4.
@@ -133,8 +135,13 @@ def learning_order(
         settings = dict(given)
         part = _first_samples(model, data, name, settings.pop("alpha", None))
         alphas[name] = part.samples / model.design.entries(part.dimension)
-        if settings.pop("theory", False):
-            law = model if data.model is None else data.model
+        law: Any = model if data.model is None else data.model
+        if "rate" in settings:
+            start = (part.dimension**-0.5, 1.0)
+            settings = {"start": start, "student": settings.pop("model", model)} | settings
+            path = descent_theory(law, part.alpha, key=keys[0], **settings)
+            solutions[name] = _single(path, model)
+        elif settings.pop("theory", False):
             solutions[name] = _theory(law, part, keys[0], settings | {"progress": progress})
         else:
             student = settings.pop("model", model)
@@ -191,7 +198,12 @@ def _theory(law: Any, data: Dataset, key: PRNGKeyArray, settings: dict[str, Any]
         check(M.shape[-2] == M.shape[-1], "methods", f"theory of M {M.shape[-2:]}", allowed)
         M = jnp.diagonal(M, axis1=-2, axis2=-1)
         history["cosine"] = jnp.abs(M) / jnp.sqrt(Q * rho)
+    return _single(dataclasses.replace(solution, history=history), law)
+
+
+def _single(solution: Solution, model: Any) -> Solution:
+    """A theory as a batch of one run."""
     # its arrays alone get the axis of runs: the model is common to all
-    bare = dataclasses.replace(solution, history=history, model=None, state=None)
+    bare = dataclasses.replace(solution, model=None, state=None)
     batched = jax.tree.map(lambda leaf: leaf[None] if eqx.is_array(leaf) else leaf, bare)
-    return dataclasses.replace(batched, model=law)
+    return dataclasses.replace(batched, model=model)

@@ -258,7 +258,7 @@ def _solution(model, weights):
 RUNS = _solution(SCORES, RANDOM.standard_normal((3, 6, 6)))
 case(smi.train, {"model": LINEAR, "data": COLUMN, "optimizer": ADAM, "key": KEY, "steps": 2},
      optimizer="object", start="array")  # fmt: skip
-case(smi.Gradient, {}, reduction="choice", batch_size="count")
+case(smi.Gradient, {}, reduction="choice", batch_size="open unit", order="choice")
 case(smi.Monitor, {}, target="cosine", progress="flag")
 case(smi.averaged, {"fit": RUNS, "teacher": np.eye(6)}, {"fit": ("model",)})
 case(smi.learned_at, {"solution": _solution(LINEAR, TEACHER)}, solution="sequence")
@@ -297,6 +297,8 @@ for at in (SGD.risk, SGD.averages):
 STARTS = {"start": ("M", "Q", "teacher", "overlaps")}
 case(SGD.flow, MODEL | {"start": PAIR, "times": [0.5]}, STARTS, start="object")
 case(SGD.flow, {"model": SEQUENCE, "start": 0.1, "times": [0.5]}, STARTS, start="cosines")
+FINITE = MODEL | {"alpha": 1.0, "start": PAIR, "rate": 0.1, "steps": 2}
+case(smi.descent_theory, FINITE, STARTS, start="object", rate="non-negative array")
 case(SGD.recovery_time, MODEL | {"start": PAIR}, STARTS, start="object")
 case(SGD.rates, MODEL | {"model": PHASE}, overlap="positive array")
 case(SGD.maximal_rate, MODEL | {"model": smi.links.linear(0.0)})
