@@ -34,7 +34,7 @@ from jaxsmi.workbench import plotting
 
 smi.setup()
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
-averages = smi.Averages(points=2**8 if small else 2**14)
+averages = smi.Averages(points=2**12 if small else 2**14)
 key = jax.random.key(0)
 
 # %% [markdown]
