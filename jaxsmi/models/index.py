@@ -254,7 +254,7 @@ class _Loss(eqx.Module):
 
     channel: AbstractChannel
     student: IndexModel
-    loss: Callable[[Array, Array], Array] = eqx.field(static=True)
+    loss: Callable[[Array, Array], Array]
 
     def __call__(self, teacher_fields: Array, fields: Array, noise: Array) -> Array:
         label = self.channel.label(teacher_fields, noise)

@@ -40,10 +40,19 @@ from jaxsmi.core.driver import LearnerSolution, Result, choose
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-from jaxsmi.numerics.fixed_point import forwards
+from jaxsmi.numerics.fixed_point import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import coordinates_of, triangular_root
 from jaxsmi.numerics.quadrature import randomised_gaussians, standard_error
-from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_gradient, gram_of, is_even, pair_of
+from jaxsmi.sgd.problem import (
+    Initial,
+    Overlaps,
+    Rule,
+    check_gradient,
+    gram_of,
+    is_even,
+    pair_of,
+    slopes_continue,
+)
 from jaxsmi.sgd.sample_averages import sizes_of
 
 _SIZES = 2**17, 8  # points of all nets, and nets: M of two layers after 40 steps to 0.002
@@ -333,7 +342,7 @@ def descent_theory(
         start: Overlaps (M, Q) of the student, M (P, P*), Q (P, P), numbers for multiples of the
             identity; or an `Initial` that has a Gram matrix of the teacher, too. From M = 0 a
             student of an even link learns nothing as D → ∞, and the history has "gain", too:
-            ∂M_pq(t)/∂M_pq(0), (steps + 1, P, P*).
+            ∂M_pq(t)/∂M_pq(0), (steps + 1, P, P*), NaN where slopes jump (|z|: start at a small M).
         rate: κ, the learning rate of the summed loss, of order one, or one for each row (P,); or a
             `smi.sgd.Rule` with loss, momentum, weight decay (Λ for a unit of α), projection, and
             `smi.Gradient(batch_size=0.25, order=..)`, the share of the samples that a step uses; or
@@ -349,7 +358,8 @@ def descent_theory(
         A `LearnerSolution` at the last step, with `history`: "step", "overlap" Q,
         "teacher_overlap" M, "cosine", "train_loss" (of all samples), "test_loss" (of a new one),
         "stderr" of each of them. `error` is NaN of losses of your own. Codes: SUCCESS, DIVERGED
-        (NaN from there on, or Q 10^4 times as large as it was). Differentiable in all numbers.
+        (NaN from there on, or Q 10^4 times as large as it was). Differentiable in all numbers, NaN
+        where the slopes of the loss jump (|z|, relu), and in those of a teacher whose labels jump.
 
     Raises:
         ValueError: For α <= 0, a start that no weights have, a reduction other than "sum", a number
@@ -390,6 +400,10 @@ def descent_theory(
     order = rule.gradient.order
     descent = _Descent(pair, gram, overlaps, alpha, optimizer, share, order, steps, at_rest)
     records = forwards(lambda descent, key: _solve(descent, points, nets, key), descent, key)
+    # derivatives along the points miss the jumps of slopes (|z|, relu), and those of labels
+    smooth, known = slopes_continue(pair)
+    records = not_differentiable(records, descent, unless=smooth)
+    records = not_differentiable(records, (pair, gram), unless=known)
     learner, known = model if student is None else student, rule.gradient.loss is None
     return _solution(learner, records, descent, key, known, validate.valid((descent, rule)))
 
@@ -458,7 +472,8 @@ def _solve(descent: _Descent, points: int, nets: int, key: PRNGKeyArray) -> dict
         def overlap(M: Array) -> tuple[Array, dict[str, Array]]:
             moved = eqx.tree_at(lambda d: d.start.M, descent, M)
             records = moved.path(net[0].T, net[1])
-            return records["teacher_overlap"], records
+            known = slopes_continue(pair)[0]
+            return not_differentiable(records["teacher_overlap"], M, unless=known), records
 
         slopes, records = jax.jacfwd(overlap, has_aux=True)(descent.start.M)
         return records | {"gain": jnp.einsum("tpqpq->tpq", slopes)}

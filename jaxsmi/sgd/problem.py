@@ -13,6 +13,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.channels.jumps import continuous
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
@@ -234,6 +235,20 @@ def is_even(pair: TeacherStudent, argument: int, together: bool = False) -> bool
         flips = -jnp.ones((1, rows)) if together else 1.0 - 2.0 * jnp.eye(rows)
         values = jax.vmap(loss)(flips)
         return bool(jnp.allclose(values, loss(jnp.ones(rows))))
+
+
+@eqx.filter_jit
+def slopes_continue(pair: TeacherStudent) -> tuple[Array, Array]:
+    """True if the slopes ∂ℓ/∂z have no jumps in the student's fields; in the teacher's (of a label
+    that jumps they do)."""
+    # some fields of the other rows: a jump that none of them shows is rare
+    (h, z), noise = _probe(pair, 4), jnp.linspace(-1.0, 1.0, 4)[:, None] * jnp.ones(pair.noise_size)
+    slope = jax.vmap(jax.grad(pair.sample_loss, argnums=1), (0, 0, 0))
+    tokens = pair.tokens * pair.groups
+    all_of = lambda x: jnp.broadcast_to(x, (4, *x.shape))
+    in_student = continuous(lambda x: slope(h, all_of(x), noise), pair.rows, tokens)
+    in_teacher = continuous(lambda x: slope(all_of(x), z, noise), pair.targets, tokens)
+    return in_student, in_teacher
 
 
 def check_noiseless(pair: TeacherStudent) -> None:
