@@ -151,7 +151,8 @@ class IndexModel(AbstractModel, AbstractTeacher):
         if self.inputs is not None:
             gram, encoding = self.inputs.joint_gram(S), self.inputs.encoding
         return TeacherStudent(
-            sample_loss=_Loss(self.channel, learner, squared_loss if loss is None else loss),
+            label=self.channel.label,
+            loss=_Loss(learner, squared_loss if loss is None else loss),
             agreement=_Cosines(learner, self.indices),
             draw_gram=eqx.Partial(self.prior.gram, indices=self.indices),
             encoding=encoding,
@@ -250,14 +251,12 @@ class IndexMetric(AbstractMetric):
 
 
 class _Loss(eqx.Module):
-    """ℓ(link(z), y) of one sample, y drawn from z* (P*, M) by a channel."""
+    """ℓ(link(z), y) of one sample."""
 
-    channel: AbstractChannel
     student: IndexModel
     loss: Callable[[Array, Array], Array]
 
-    def __call__(self, teacher_fields: Array, fields: Array, noise: Array) -> Array:
-        label = self.channel.label(teacher_fields, noise)
+    def __call__(self, label: Array, fields: Array) -> Array:
         return self.loss(self.student.link(fields).reshape(label.shape), label)
 
 

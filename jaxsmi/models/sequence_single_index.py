@@ -112,7 +112,8 @@ class SequenceSingleIndex(AbstractTeacher):
         check(loss is None, "loss", loss, "None: the model has a loss of its own")
         own_loss = SequenceLoss(self.target, self.student, self.loss_factor, self.loss)
         return TeacherStudent(
-            sample_loss=own_loss,
+            label=own_loss.label,
+            loss=own_loss,
             squared=own_loss if self.loss == "squared" else None,
             agreement=_Size(self.tied),
             draw_gram=_unit_gram,

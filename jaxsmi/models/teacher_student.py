@@ -51,7 +51,8 @@ class TeacherStudent(eqx.Module):
     """Pair of a teacher that makes labels and a student that learns from them (module docstring).
 
     Attributes:
-        sample_loss: ℓ from z* (P*, tokens of a sample), z (P, tokens) and the label's noise.
+        label: y from z* (P*, tokens of a sample) and the label's noise.
+        loss: ℓ from y and z (P, tokens).
         agreement: Agreement of a student with the teacher, from M (P, k), Q (P, P) and the Gram
             matrix of the fixed rows (k, k): the numbers that `Monitor.level` and `Monitor.target`
             compare.
@@ -71,7 +72,8 @@ class TeacherStudent(eqx.Module):
             averages need no sampling. None: another loss.
     """
 
-    sample_loss: Callable[[Array, Array, Array], Array]
+    label: Callable[[Array, Array], Array]
+    loss: Callable[[Array, Array], Array]
     agreement: Callable[[Array, Array, Array], Array]
     draw_gram: Callable[..., Array]
     encoding: Array
@@ -87,6 +89,10 @@ class TeacherStudent(eqx.Module):
     # not groups == 1: an untied network of one token has one group, too
     tied: bool = eqx.field(static=True, default=True)
     squared: SequenceLoss | None = None
+
+    def sample_loss(self, teacher_fields: Array, fields: Array, noise: Array) -> Array:
+        """ℓ from z*, z and the label's noise."""
+        return self.loss(self.label(teacher_fields, noise), fields)
 
     @property
     def fixed(self) -> int:
@@ -137,10 +143,14 @@ class SequenceLoss(eqx.Module):
         """True if F is smooth enough for a grid: the activation of a network may have a kink."""
         return not isinstance(self.student, Network)
 
-    def __call__(self, teacher_fields: Array, fields: Array, noise: Array | None = None) -> Array:
-        """Return ℓ from z* and z (1, L) or (L,); labels have no noise."""
+    def label(self, teacher_fields: Array, noise: Array | None = None) -> Array:
+        """g(z*) from z* (1, L) or (L,), without noise."""
         del noise
-        change = self.target(jnp.ravel(teacher_fields)) - self.student(jnp.ravel(fields))
+        return self.target(jnp.ravel(teacher_fields))
+
+    def __call__(self, label: Array, fields: Array) -> Array:
+        """Return ℓ from g(z*) and z (1, L) or (L,)."""
+        change = label - self.student(jnp.ravel(fields))
         square = jnp.sum(change**2)
         if self.loss == "squared":
             return self.factor * square

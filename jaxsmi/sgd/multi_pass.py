@@ -56,7 +56,7 @@ from jaxsmi.sgd.problem import (
 from jaxsmi.sgd.sample_averages import sizes_of
 
 _SIZES = 2**17, 8  # points of all nets, and nets: M of two layers after 40 steps to 0.002
-_ROWS = 32  # rows of the basis in one product: empirical, at 2^15 points (16 to 64 much the same)
+_ROWS = 32  # rows of the basis in one product: empirical (8 to 32 take the same time)
 # A slope has something new where the rest is above rounding, relative to the slope.
 _NEW = 1e-13
 _CANCELLED = 0.1  # below it a rest is orthogonalised again: an error of ten roundings is left
@@ -144,12 +144,12 @@ class _State(NamedTuple):
 
 
 class _Points(NamedTuple):
-    """Samples of a net: n_k of the first directions (K0, tokens, n), z* (P*, tokens, n) and the
-    noise of labels (noise, n); `copies` of each point with other signs of the teacher's fields."""
+    """Samples of a net: n_k of the first directions (K0, tokens, n), labels (.., n), also without
+    noise; `copies` of each point with other signs of the teacher's fields."""
 
     normals: Array
-    teacher_fields: Array
-    noise: Array
+    labels: Array
+    noiseless: Array
     copies: int
 
 
@@ -221,16 +221,15 @@ class _Descent(eqx.Module):
         state = _State(L, self.optimizer.init(L), basis, memory, z, z)
 
         def step(state: _State, t: Array) -> tuple[_State, dict[str, Array]]:
-            one = jax.value_and_grad(self.pair.sample_loss, argnums=1)
-            losses, S = jax.vmap(one, -1, -1)(points.teacher_fields, state.fields, points.noise)
+            one = jax.value_and_grad(self.pair.loss, argnums=1)
+            losses, S = jax.vmap(one, -1, -1)(points.labels, state.fields)
             record = self._record(state, points, frame, jnp.mean(losses))
             return self._step(state, t, S, points.copies, fresh, key), record
 
         state, records = lax.scan(step, state, jnp.arange(self.steps))
-        last = self._record(state, points, frame, self._loss(state.fields, points))
+        last = self._record(state, points, frame, self._loss(state.fields, points.labels))
         records = jax.tree.map(lambda x, y: jnp.concatenate([x, y[None]]), records, last)
-        silent = points._replace(noise=jnp.zeros_like(points.noise))
-        return records | {"error": self._loss(state.new_fields, silent)}
+        return records | {"error": self._loss(state.new_fields, points.noiseless)}
 
     def _points(self, normals: Array, frame: Array) -> _Points:
         pair = self.pair
@@ -246,7 +245,9 @@ class _Descent(eqx.Module):
             noise, copies = jnp.tile(noise, 2), 2
         fixed = body[: pair.fixed] + self._means(frame)[:, :, None]
         teacher_fields = jnp.tensordot(frame, fixed, axes=1)[: pair.targets]
-        return _Points(body, teacher_fields, noise, copies)
+        label = jax.vmap(pair.label, -1, -1)
+        labels, noiseless = (label(teacher_fields, x) for x in (noise, jnp.zeros_like(noise)))
+        return _Points(body, labels, noiseless, copies)
 
     def _means(self, frame: Array) -> Array:
         """Means of the tokens along the fixed rows (k, tokens)."""
@@ -292,9 +293,8 @@ class _Descent(eqx.Module):
         place = 0 if self.order == "bernoulli" else t % parts
         return ((rank >= place * self.share) & (rank < (place + 1) * self.share)).astype(float)
 
-    def _loss(self, z: Array, points: _Points) -> Array:
-        losses = jax.vmap(self.pair.sample_loss, -1)
-        return jnp.mean(losses(points.teacher_fields, z, points.noise))
+    def _loss(self, z: Array, labels: Array) -> Array:
+        return jnp.mean(jax.vmap(self.pair.loss, -1)(labels, z))
 
     def _record(
         self, state: _State, points: _Points, frame: Array, train_loss: Array
@@ -306,7 +306,7 @@ class _Descent(eqx.Module):
             "teacher_overlap": M,
             "cosine": self.pair.agreement(M, Q, self.gram),
             "train_loss": train_loss,
-            "test_loss": self._loss(state.new_fields, points),
+            "test_loss": self._loss(state.new_fields, points.labels),
         }
 
 
