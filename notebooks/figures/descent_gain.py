@@ -21,7 +21,7 @@ from _common import QUICK, axes, compare, mean_and_stderr, save
 from jaxsmi.workbench.plotting import band, colour
 
 key = jax.random.key(0)
-square = smi.MultiIndex(lambda z: z[0, 0] ** 2, indices=1)
+square = smi.links.phase_retrieval(squared=True)
 layer = smi.DeepAttention(1, 2)
 averages = smi.Averages(points=2**13 if QUICK else 2**17)
 panels = axes(2, height=2.8)
