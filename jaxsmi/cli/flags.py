@@ -259,6 +259,7 @@ def _target_of(argument: Argument, words: CommandLine) -> str | None:
         return MODELS[words.model]
     if words.model and argument.name == "data":
         return "models.base:AbstractModel.sample"
+    # of an argument that may be a number, too, the flag is the number
     if "GradientTransformation" in names and "ArrayLike" not in names:
         return "workbench.rows:make_optimizer"
     return next((target for name, target in _RECORDS.items() if name in names), None)

@@ -82,6 +82,12 @@ def clamp_to_tiny(x: Array) -> Array:
     return jnp.maximum(x, jnp.finfo(x.dtype).tiny)
 
 
+def root(x: Array) -> Array:
+    """√x, with derivative zero at zero, where it is infinite: of a noise that may be none."""
+    positive = x > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+
+
 def missing() -> float:
     """The mark of unknown numbers: NaN, or infinity with jax_debug_nans, which stops at NaN."""
     debugging = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]

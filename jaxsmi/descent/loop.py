@@ -25,7 +25,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, missing, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import RUNNING, AbstractSolver, Result
-from jaxsmi.descent.options import Gradient, Monitor, Stream, divisor
+from jaxsmi.descent.options import Gradient, Monitor, Stream, divisor, samples_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss
 
@@ -149,7 +149,7 @@ class Descent(AbstractSolver[Runs]):
         size, samples = self.gradient.batch_size, getattr(self.data, "samples", 1)
         if size is None:
             return samples
-        return size if isinstance(size, int) else max(round(size * samples), 1)
+        return size if isinstance(size, int) else samples_of(size, samples)
 
     def order(self, key: PRNGKeyArray, step: Array) -> Array:
         """The order of the samples in the epoch of a step; empty where a step takes all of them (a

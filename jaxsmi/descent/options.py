@@ -3,11 +3,13 @@ of a run, and endless fresh samples of a teacher."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY
 
 import equinox as eqx
 import jax
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -21,6 +23,7 @@ from jaxsmi.models.base import AbstractModel, draw_labels
 
 REDUCTIONS = ("mean", "sum", "sum/D")
 ORDERS = ("shuffled", "cyclic", "bernoulli")
+_ROUNDING = 1e-9  # of a share such as 1/3
 LOSS = "a JAX function of (prediction, label) that returns one number"
 
 
@@ -30,6 +33,19 @@ def check_scalar(loss: Callable[..., Array], *arguments: jax.ShapeDtypeStruct) -
     value = validate.call_user_function("loss", jax.eval_shape, LOSS, loss, *arguments)
     shapes = [leaf.shape for leaf in jax.tree.leaves(value)]
     check(shapes == [()], "loss", f"values of shapes {shapes}", LOSS)
+
+
+def parts_of(share: float) -> int:
+    """Batches of an epoch, of a share of the data each; the last one may be smaller."""
+    return math.ceil(1.0 / share - _ROUNDING)
+
+
+def samples_of(share: float, samples: int) -> int:
+    """Samples of a batch of a share of so many."""
+    parts = parts_of(share)
+    # of n equal parts none is left over for one more
+    equal = abs(parts * share - 1.0) < _ROUNDING
+    return math.ceil(samples / parts if equal else samples * share - _ROUNDING)
 
 
 def divisor(reduction: str, samples: Array | int, dimension: int) -> Array | int:
@@ -44,7 +60,8 @@ class Gradient(eqx.Module):
 
     Args:
         loss: ℓ(prediction, label) of one sample. Default ‖ŷ - y‖².
-        reduction: "mean", "sum" or "sum/D": c above. Default "mean".
+        reduction: "mean", "sum" or "sum/D": c above. Default "mean"; in `smi.descent_theory`, where
+            |B| is infinite, "sum".
         batch_size: Samples of a step, or their share of a `Dataset` (a float below 1). Default: all
             of a `Dataset`; 1 in `smi.sgd`.
         order: Batches of a `Dataset`: "shuffled", an epoch of N/batch_size steps uses each sample
@@ -73,8 +90,13 @@ class Gradient(eqx.Module):
         # a module, so that the numbers that a loss closes over are traced and differentiable
         self.loss = as_module(validate.optional(validate.function, "loss", self.loss, LOSS))
         self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
-        if isinstance(self.batch_size, float) and 0.0 < self.batch_size < 1.0:
-            pass  # a share
+        if isinstance(self.batch_size, (float, np.floating)):
+            share, allowed = (
+                float(self.batch_size),
+                "an integer >= 1, or a share, a float in (0, 1)",
+            )
+            check(0.0 < share < 1.0, "batch_size", share, allowed)
+            self.batch_size = share
         else:
             self.batch_size = validate.optional(validate.count, "batch_size", self.batch_size)
         self.order = validate.choice("order", self.order, ORDERS)

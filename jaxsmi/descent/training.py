@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,6 +23,7 @@ from jaxsmi.core.driver import RUNNING, Result, Run, Solution, init_run, run_sol
 from jaxsmi.core.validate import check
 from jaxsmi.descent.loop import Descent, Runs, TrainState
 from jaxsmi.descent.options import Gradient, Monitor, Stream, check_scalar
+from jaxsmi.descent.overlaps import overlaps_of_weights, pair_of_arrays
 from jaxsmi.models.base import AbstractModel, check_data, label_shape
 from jaxsmi.models.teacher_student import squared_loss
 from jaxsmi.numerics.linear_algebra import coordinates_of, triangular_root
@@ -193,7 +195,6 @@ def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool
     return Solution(**numbers, model=model, key=key, kind="train")
 
 
-_ROUNDING = 1e-9  # overlaps of a user come from averages or other runs
 # a loss is tried in this dimension at most: one that is flat there is flat in any
 _PROBE_DIMENSION = 8
 
@@ -231,10 +232,10 @@ def initial_state(
         ):
             check(condition, "start", value, allowed)
         return start
-    allowed = f"a scale, weights {shape}, overlaps (M, Q), or a Solution of smi.train"
-    if isinstance(start, tuple):
-        check(len(start) == 2 and model.design.has_rows, "start", start, allowed)
-        placed = _at_overlaps(data, *start, rows=shape[0])
+    allowed = f"a scale, weights {shape}, a tuple (M, Q) of overlaps, or a Solution of smi.train"
+    if isinstance(start, tuple):  # a list may be weights
+        check(model.design.has_rows, "start", start, allowed)
+        placed = _at_overlaps(data, start, shape[0])
         draw = lambda key: placed(key).astype(dtype)
     else:
         scale = validate.array("start", start, allowed, dtype=dtype)
@@ -253,29 +254,27 @@ def initial_state(
 
 
 def _at_overlaps(
-    data: Dataset | Stream, M: ArrayLike, Q: ArrayLike, rows: int
+    data: Dataset | Stream, overlaps: Any, rows: int
 ) -> Callable[[PRNGKeyArray], Array]:
-    """Weights with overlaps M (P, P*) with the teacher and Q (P, P), else at random:
-    W = √D (Y O + Z R), orthonormal O that span the teacher and R orthogonal to them."""
+    """Weights with overlaps M (P, P*) with the teacher (and the directions of the inputs) and Q
+    (P, P), else at random: W = √D (Y O + Z R), orthonormal O that span the fixed rows and R
+    orthogonal to them."""
     teacher, D = data.teacher, data.dimension
     if teacher is None:
-        raise ValueError("start: got overlaps (M, Q); allowed: with data that have a teacher.")
-    T = teacher.astype(theory_dtype())
-    k = len(T)
-    scaled = lambda x, *shape: x if np.ndim(x) else x * jnp.eye(*shape)
-    M, Q = scaled(M, rows, k), scaled(Q, rows)
-    M = validate.array("start", M, f"M of shape ({rows}, {k})", shape=(rows, k))
-    Q = validate.array("start", Q, f"Q of shape ({rows}, {rows})", shape=(rows, rows))
-    frame = triangular_root(T @ T.T / D)
-    Y, Z = coordinates_of(frame, M, Q)
-    missed = jnp.max(jnp.abs(Y @ Y.T + Z @ Z.T - Q)) <= _ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
-    shown = "overlaps (M, Q)"
-    allowed = "Q - M ρ⁺ Mᵀ positive semi-definite, ρ = W* W*ᵀ/D: overlaps that some weights have"
-    check(missed, "start", shown, allowed)
+        raise ValueError("start: got overlaps (M, Q); allowed: beside data that have a teacher.")
+    fixed = teacher.astype(theory_dtype())
+    if data.directions is not None:
+        fixed = jnp.concatenate([fixed, data.directions.astype(fixed.dtype)])
+    allowed = f"dimensions for {len(fixed)} fixed rows and {rows} that move"
+    check(len(fixed) + rows <= D, "data", f"dimension {D}", allowed)
+    gram = fixed @ fixed.T / D
+    M, Q = pair_of_arrays(overlaps, rows, len(teacher), len(fixed))
+    M, Q = overlaps_of_weights(gram, M, Q)
+    Y, Z = coordinates_of(triangular_root(gram), M, Q)
 
     def draw(key: PRNGKeyArray) -> Array:
-        beyond = jax.random.normal(key, (rows, D), T.dtype)
-        basis, triangle = jnp.linalg.qr(jnp.concatenate([T, beyond]).T)
+        beyond = jax.random.normal(key, (rows, D), fixed.dtype)
+        basis, triangle = jnp.linalg.qr(jnp.concatenate([fixed, beyond]).T)
         # QR leaves the signs of its directions open: those of the frame are positive
         basis = basis * jnp.where(jnp.diagonal(triangle) < 0.0, -1.0, 1.0)
         return np.sqrt(D) * jnp.concatenate([Y, Z], axis=1) @ basis.T

@@ -40,6 +40,7 @@ for one derivative: a second one is NaN, not a wrong number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -614,10 +615,19 @@ def _with_weight(tree: PyTree, leaves: list[Array], weight: Array) -> PyTree:
     return tree
 
 
-@_with_weight.defjvp
 def _with_weight_jvp(
-    primals: tuple[PyTree, list[Array], Array], tangents: tuple[PyTree, list[Array], Array]
+    primals: tuple[PyTree, list[Array], Array], tangents: tuple[PyTree, list[Any], Any]
 ) -> tuple[PyTree, PyTree]:
     tree, _, weight = primals
-    moved = weight * sum(jnp.sum(x) for x in tangents[1])
-    return tree, jax.tree.map(lambda x: x + moved.astype(x.dtype), tangents[0])
+    # NaN times the zero of a number that stays would be NaN
+    moving = [jnp.sum(x) for x in tangents[1] if not isinstance(x, SymbolicZero)]
+    moved = weight * sum(moving) if moving else jnp.zeros_like(weight)
+
+    def shifted(x: Array, direction: Any) -> Array:
+        own = moved.astype(x.dtype)
+        return own + (jnp.zeros_like(x) if isinstance(direction, SymbolicZero) else direction)
+
+    return tree, jax.tree.map(shifted, tree, tangents[0])
+
+
+_with_weight.defjvp(_with_weight_jvp, symbolic_zeros=True)

@@ -39,6 +39,7 @@ from jaxsmi.core.arrays import PyTree, concrete, is_zero, missing
 from jaxsmi.core.driver import LearnerSolution, Result, choose
 from jaxsmi.core.options import Averages
 from jaxsmi.core.validate import POSITIVE, check
+from jaxsmi.descent.options import parts_of
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.fixed_point import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import coordinates_of, triangular_root
@@ -62,6 +63,8 @@ _NEW = 1e-13
 _CANCELLED = 0.1  # below it a rest is orthogonalised again: an error of ten roundings is left
 # Q beyond so many times its start, or one: a learning rate too large (as in smi.train, squared)
 _MAX_GROWTH = 1e4
+# of the numbers of a net to its vectors, and samples of a batch in it: below them there is bias
+_LEAST, _LEAST_BATCH = 4, 32
 _SHUFFLE, _FRESH = 0, 1  # streams of random numbers
 
 
@@ -285,13 +288,15 @@ class _Descent(eqx.Module):
         """One for the samples in the batch of a step, else zero (n,)."""
         if self.share is None:
             return jnp.ones(n)
-        parts = math.ceil(1.0 / self.share)
+        parts = parts_of(self.share)
         stream = {"bernoulli": t, "shuffled": t // parts, "cyclic": 0}[self.order]
         draw = jax.random.fold_in(jax.random.fold_in(key, _SHUFFLE), stream)
-        # stratified: the number of samples in a batch does not fluctuate
-        rank = (jax.random.permutation(draw, n) + 0.5) / n
-        place = 0 if self.order == "bernoulli" else t % parts
-        return ((rank >= place * self.share) & (rank < (place + 1) * self.share)).astype(float)
+        # stratified: the number of samples in a batch is their share, up to one, and on average
+        own, of_all = jax.random.split(draw)
+        rank = (jax.random.permutation(own, n).astype(float) + jax.random.uniform(of_all)) / n
+        place = (jnp.zeros_like(t) if self.order == "bernoulli" else t % parts).astype(float)
+        low = place * self.share
+        return ((rank >= low) & (rank < low + self.share)).astype(float)
 
     def _loss(self, z: Array, labels: Array) -> Array:
         return jnp.mean(jax.vmap(self.pair.loss, -1)(labels, z))
@@ -340,11 +345,13 @@ def descent_theory(
         model: The teacher, an index model.
         alpha: N/D > 0.
         start: Overlaps (M, Q) of the student, M (P, P*), Q (P, P), numbers for multiples of the
-            identity; or an `Initial` that has a Gram matrix of the teacher, too. From M = 0 a
-            student of an even link learns nothing as D → ∞, and the history has "gain", too:
-            ∂M_pq(t)/∂M_pq(0), (steps + 1, P, P*), NaN where slopes jump (|z|: start at a small M).
+            identity; or an `Initial` that has a Gram matrix of the teacher, too. From M = 0 (not
+            traced) a student of an even link learns nothing as D → ∞, and the history has "gain",
+            too: ∂M_pq(t)/∂M_pq(0), (steps + 1, P, P*), NaN where slopes jump (|z|: start at a small
+            M).
         rate: κ, the learning rate of the summed loss, of order one, or one for each row (P,); or a
-            `smi.sgd.Rule` with loss, momentum, weight decay (Λ for a unit of α), projection, and
+            `smi.sgd.Rule` with loss, momentum, weight decay (Λ for a unit of α; a smaller last part
+            of an epoch decays as the others), projection, and
             `smi.Gradient(batch_size=0.25, order=..)`, the share of the samples that a step uses; or
             any transformation of optax that commutes with rotations and scales of the weights: SGD
             with momentum, Nesterov, weight decay, schedules.
@@ -352,18 +359,22 @@ def descent_theory(
         key: A random key.
         student: Another index model of as many tokens. Default: the model.
         averages: Points of all nets (default 2^17), and nets (8), each of which is a data set of
-            its own. Links with heavy tails, such as z², want more for `test_loss`.
+            its own. Losses have a bias of order one over the points of a net, below a third of a
+            standard error by default, two of them at 512 points a net. Links with heavy tails, such
+            as z², want more for `test_loss`.
 
     Returns:
         A `LearnerSolution` at the last step, with `history`: "step", "overlap" Q,
         "teacher_overlap" M, "cosine", "train_loss" (of all samples), "test_loss" (of a new one),
         "stderr" of each of them. `error` is NaN of losses of your own. Codes: SUCCESS, DIVERGED
         (NaN from there on, or Q 10^4 times as large as it was). Differentiable in all numbers, NaN
-        where the slopes of the loss jump (|z|, relu), and in those of a teacher whose labels jump.
+        where the slopes of the loss jump (|z|, relu), in numbers of a teacher whose labels jump,
+        and in a start in the span of the teacher.
 
     Raises:
         ValueError: For α <= 0, a start that no weights have, a reduction other than "sum", a number
-            of samples in place of a share, an optimiser such as Adam, or a link without a gradient.
+            of samples in place of a share, too few points for the steps, an optimiser such as Adam,
+            or a link without a gradient.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -395,15 +406,22 @@ def descent_theory(
     overlaps = Overlaps.of(pair, gram, initial.student)
     points, nets = sizes_of(averages, *_SIZES)
     check_gradient(pair)
-    at_rest = is_zero(overlaps.M) and not pair.directions and is_even(pair, 0, together=True)
+    _check_points(pair, points, nets, steps, share)
+    # the user's number: an array of JAX would be traced under jit
+    still = isinstance(initial.student, (tuple, list)) and is_zero(initial.student[0])
+    at_rest = still and not pair.directions and concrete(pair) and is_even(pair, 0, together=True)
     optimizer = _optimizer(rule, alpha * (1.0 if share is None else share), pair.rows)
     order = rule.gradient.order
     descent = _Descent(pair, gram, overlaps, alpha, optimizer, share, order, steps, at_rest)
     records = forwards(lambda descent, key: _solve(descent, points, nets, key), descent, key)
     # derivatives along the points miss the jumps of slopes (|z|, relu), and those of labels
-    smooth, known = slopes_continue(pair)
+    smooth, clear = slopes_continue(pair)
     records = not_differentiable(records, descent, unless=smooth)
-    records = not_differentiable(records, (pair, gram), unless=known)
+    records = not_differentiable(records, (pair, gram), unless=clear)
+    # rows in the span of the teacher have no direction of their own, which derivatives would miss
+    across = coordinates_of(triangular_root(gram), *overlaps)[1]
+    regular = jnp.all(jnp.diagonal(across) != 0.0)
+    records = not_differentiable(records, (gram, overlaps), unless=regular)
     learner, known = model if student is None else student, rule.gradient.loss is None
     return _solution(learner, records, descent, key, known, validate.valid((descent, rule)))
 
@@ -420,8 +438,18 @@ def _share(rule: Rule) -> float | None:
     return size
 
 
+def _check_points(
+    pair: TeacherStudent, points: int, nets: int, steps: int, share: float | None
+) -> None:
+    """Raise a ValueError for nets with too few points for the vectors of the steps or a batch."""
+    vectors = pair.tokens + pair.fixed + pair.rows * (1 + 2 * steps)
+    least = max(_LEAST * vectors / pair.tokens, 0.0 if share is None else _LEAST_BATCH / share)
+    allowed = f"at least {math.ceil(least)} for these steps and batches: raise averages.points"
+    check(points >= least, "averages", f"{points} points in each of {nets} nets", allowed)
+
+
 def _optimizer(rule: Rule, alpha: Array, rows: int) -> optax.GradientTransformation | _Sgd:
-    """The optimiser of coordinates; `alpha`: samples over dimension of a step."""
+    """The optimiser of coordinates; `alpha`: samples of a step over dimension."""
     if rule.optimizer is None:
         check(rule.rate.ndim == 0 or len(rule.rate) == rows, "rate", rule.rate, f"{rows} numbers")
         decay = None if rule.weight_decay is None else rule.weight_decay * alpha

@@ -18,15 +18,13 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
 from jaxsmi.descent.options import LOSS, Gradient, check_scalar, divisor
+from jaxsmi.descent.overlaps import overlaps_of_weights, pair_of_arrays, semidefinite
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-from jaxsmi.numerics.linear_algebra import coordinates_of, symmetric, triangular_root
 
 _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
     "infinitely many overlaps: smi.train(model, smi.Stream(model, teacher), ..))"
 )
-# Overlaps of a user come from averages or other runs: symmetric and positive to single precision.
-_OVERLAP_ROUNDING = 1e-9
 # a Gram matrix of the teacher is written down, or computed in double precision
 _GRAM_ROUNDING = 1e-12
 
@@ -41,21 +39,12 @@ class Overlaps(NamedTuple):
     def of(cls, pair: TeacherStudent, gram: Array, value: Any) -> Overlaps:
         """Overlaps that some weights have, from (M, Q), or M alone on the sphere; NaN where they
         are traced and no weights have them."""
-        M, Q = _on_sphere(pair, value) if pair.spherical else _pair_of_arrays(pair, value)
-        frame = triangular_root(gram)
-        Y, _ = coordinates_of(frame, M, Q)
-        size = 1.0 + jnp.max(jnp.abs(M))
-        inside = jnp.max(jnp.abs(Y @ frame.T - M)) <= _OVERLAP_ROUNDING * size
-        check(inside, "M", M, "overlaps in the range of the teacher's Gram matrix")
-        # rows of different groups see different tokens: nothing depends on their overlap
-        blocks = np.kron(np.eye(pair.groups), np.ones((pair.rows, pair.rows)))
-        rest = jnp.linalg.eigvalsh(symmetric((Q - Y @ Y.T) * blocks))[0]
-        definite = rest >= -_OVERLAP_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
-        shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
-        sphere = "m² + ‖e‖² <= 1" if pair.tied else "|m_l| <= 1"
-        allowed = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
-        check(definite, "(M, Q)", shown, sphere if pair.spherical else allowed)
-        return cls(*(_nan_unless(x, inside & definite) for x in (M, Q)))
+        if pair.spherical:
+            M, Q = _on_sphere(pair, value)
+            allowed = "m² + ‖e‖² <= 1" if pair.tied else "|m_l| <= 1"
+            return cls(*overlaps_of_weights(gram, M, Q, pair.groups, allowed))
+        M, Q = pair_of_arrays(value, pair.groups * pair.rows, pair.targets, pair.fixed)
+        return cls(*overlaps_of_weights(gram, M, Q, pair.groups))
 
 
 class Rule(eqx.Module):
@@ -133,8 +122,9 @@ class Rule(eqx.Module):
     @property
     def batch_size(self) -> int:
         """B."""
-        size = self.gradient.batch_size or 1
+        size, order = self.gradient.batch_size or 1, self.gradient.order
         check(isinstance(size, int), "batch_size", size, "a number of samples: data have no end")
+        check(order == "shuffled", "order", order, "'shuffled': each sample is used once")
         return int(size)
 
     def per_sample(self, dimension: int | None = None) -> Array:
@@ -268,19 +258,6 @@ def check_moving(pair: TeacherStudent, M: Array) -> None:
         check(not is_even(pair, 1), "M", M, allowed)
 
 
-def _semidefinite(name: str, value: object, size: int, rounding: float) -> Array:
-    """Validate a positive semi-definite matrix, to rounding; NaN where it is traced and is none."""
-    allowed = f"a symmetric positive semi-definite matrix of shape ({size}, {size})"
-    x = validate.array(name, value, allowed)
-    check(x.size == size * size, name, value, allowed)
-    x = x.reshape(size, size)
-    largest = jnp.max(jnp.abs(x))
-    even = jnp.max(jnp.abs(x - x.T)) <= rounding * largest
-    fits = even & (jnp.linalg.eigvalsh(symmetric(x))[0] >= -rounding * largest)
-    check(fits, name, value, allowed)
-    return _nan_unless(x, fits)
-
-
 def gram_of(pair: TeacherStudent, teacher: object) -> Array:
     """Gram matrix ρ (k, k) of the fixed rows: the expected one, or the one given by a call."""
     words = "'iid', 'orthonormal', ρ (k, k) or weights (P*, D)"
@@ -288,7 +265,7 @@ def gram_of(pair: TeacherStudent, teacher: object) -> Array:
         check(teacher in (None, "iid", "orthonormal"), "teacher", teacher, words)
         return pair.gram
     check(not pair.spherical, "teacher", teacher, "None: the direction has norm one")
-    return _semidefinite("teacher", teacher, pair.fixed, _GRAM_ROUNDING)
+    return semidefinite("teacher", teacher, pair.fixed, _GRAM_ROUNDING)
 
 
 def _on_sphere(pair: TeacherStudent, value: Any) -> Overlaps:
@@ -301,24 +278,3 @@ def _on_sphere(pair: TeacherStudent, value: Any) -> Overlaps:
     if M.ndim == 0:  # one number is m of all rows, and there is no positional overlap
         M = jnp.zeros(shape, M.dtype).at[:, 0].set(M)
     return Overlaps(M.reshape(shape), jnp.eye(shape[0], dtype=M.dtype))
-
-
-def _pair_of_arrays(pair: TeacherStudent, value: Any) -> Overlaps:
-    rows, k = pair.groups * pair.rows, pair.fixed
-    two = isinstance(value, (tuple, list)) and len(value) == 2
-    allowed = f"overlaps (M, Q), arrays ({rows}, {k}) and ({rows}, {rows}), or a number for each"
-    check(two, "(M, Q)", value, allowed)
-    # a number is that of each row with its own row of the teacher, and of each row with itself
-    scaled = lambda x, *shape: x if np.ndim(x) else x * jnp.eye(*shape)
-    M, Q = scaled(value[0], rows, pair.targets), scaled(value[1], rows)
-    allowed = f"M of shape ({rows}, {k})"
-    M = validate.array("M", M, allowed)
-    check(M.size in (rows * k, rows * pair.targets), "M", value[0], allowed)
-    M = M.reshape(rows, -1)
-    # without columns for the directions of the inputs: none of them is learned
-    M = jnp.pad(M, ((0, 0), (0, k - M.shape[1])))
-    return Overlaps(M, _semidefinite("Q", Q, rows, _OVERLAP_ROUNDING))
-
-
-def _nan_unless(x: Array, condition: Array) -> Array:
-    return x if concrete(condition) else jnp.where(condition, x, jnp.nan)

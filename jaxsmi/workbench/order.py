@@ -137,6 +137,8 @@ def learning_order(
         alphas[name] = part.samples / model.design.entries(part.dimension)
         law: Any = model if data.model is None else data.model
         if "rate" in settings:
+            others = sorted({"optimizer", "theory"} & settings.keys())
+            check(not others, f"methods[{name!r}]", f"rate beside {others}", "one of them")
             start = (part.dimension**-0.5, 1.0)
             settings = {"start": start, "student": settings.pop("model", model)} | settings
             path = descent_theory(law, part.alpha, key=keys[0], **settings)

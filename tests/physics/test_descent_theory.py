@@ -169,12 +169,13 @@ def sphere():
         (optax.sgd(0.1), None, {"batch_size": 0.5, "order": "bernoulli"}),
         (optax.sgd(0.1), None, {"batch_size": 0.25, "order": "cyclic"}),
         (optax.sgd(0.1), None, {"batch_size": 0.3}),
+        (optax.sgd(0.1), None, {"batch_size": 1 / 7}),  # 3000 samples are no multiple
         (optax.sgd(0.05, momentum=0.5, nesterov=True), None, {}),
         (optax.sgd(optax.exponential_decay(0.1, 5, 0.5)), None, {}),
         (sphere(), Rule(0.1, projection="sphere"), {}),
         (optax.sgd(0.1), None, {"loss": lambda x, y: jnp.sum(jnp.sqrt(1 + (x - y) ** 2))}),
     ],
-    ids=["full", "bernoulli", "cyclic", "epochs", "nesterov", "schedule", "sphere", "loss"],
+    ids=["full", "bernoulli", "cyclic", "epochs", "sevenths", "nesterov", "schedule", "sphere", "loss"],
 )  # fmt: skip
 def test_runs_of_finite_dimension_agree(optimizer, rule, gradient):
     """24 runs of `smi.train` at D = 1000 from the same overlaps; corrections are of order 1/D."""
@@ -258,7 +259,7 @@ def test_with_decay_descent_ends_at_the_minimum(loss, rate):
 def test_small_rates_are_gradient_flow():
     """Of a linear problem at time t = κ steps = 1 the coefficients of eigenvalues x are e^{-2xt}:
     Richardson's extrapolation leaves the second order, (2xκ)²."""
-    ends = [theory(smi.links.linear(0.2), 1.5, (0.1, 0.8), 1 / n, n, points=2048) for n in (20, 40)]
+    ends = [theory(smi.links.linear(0.2), 1.5, (0.1, 0.8), 1 / n, n) for n in (20, 40)]
     ours = 2 * float(ends[1].teacher_overlap[0, 0]) - float(ends[0].teacher_overlap[0, 0])
     finer = ridge(1.5, 1 / 4000, 0.2, 4000)[0, -1]
     plain = abs(float(ends[1].teacher_overlap[0, 0]) - finer)
@@ -295,6 +296,27 @@ def test_derivatives_in_rate_and_alpha_of_a_linear_problem():
     np.testing.assert_allclose(several[1], ridge(1.5, 0.08, 0.2, 6)[1, -1], rtol=1e-10)
 
 
+def test_derivatives_that_points_miss_are_nan_and_no_others():
+    """Labels of signs jump, slopes of |z| too; a start in the span of the teacher has a part of its
+    derivative only, and so has no derivative."""
+    signs, line = smi.links.sign(), smi.links.linear(0.0)
+    few = {"rate": 0.1, "steps": 3, "points": 2048}
+    of_signs = lambda m, g, a: theory(
+        signs, a, Initial((m, 1.0), teacher=g * jnp.eye(1)), student=line, **few
+    ).overlap[0, 0]
+    slopes = jax.grad(of_signs, argnums=(0, 1, 2))(0.2, 1.0, 2.0)
+    assert np.isnan(slopes[1])
+    for k in (0, 2):
+        at = lambda x, k=k: of_signs(*[x if i == k else v for i, v in enumerate((0.2, 1.0, 2.0))])
+        x = (0.2, 1.0, 2.0)[k]
+        np.testing.assert_allclose(slopes[k], (at(x + 1e-4) - at(x - 1e-4)) / 2e-4, rtol=1e-5)
+    modulus = smi.links.phase_retrieval()
+    assert np.isnan(jax.grad(lambda r: theory(modulus, 2.0, (0.1, 1.0), r, 3).overlap[0, 0])(0.1))
+    inside = lambda q: theory(line, 2.0, (0.5, q), 0.1, 3).overlap[0, 0]
+    assert np.isnan(jax.grad(inside)(0.25))
+    assert np.isfinite(jax.grad(inside)(0.5))
+
+
 def test_a_rate_that_is_too_large_is_said_to_diverge():
     end = theory(SQUARE, 2.0, (0.3, 0.7), 1.0, 8)
     assert int(end.result) == Result.DIVERGED
@@ -317,6 +339,8 @@ def test_a_rate_that_is_too_large_is_said_to_diverge():
         ({"rate": Rule(0.1, gradient=smi.Gradient(repeats=2))}, "repeats"),
         ({"rate": [0.1, 0.2, 0.3]}, "rate: "),
         ({"alpha": 0.0}, "alpha"),
+        ({"averages": smi.Averages(points=16, nets=4)}, "averages: .*raise averages.points"),
+        ({"start": (0.1, -1.0)}, "Q: got "),
         ({"start": (2.0, 1.0)}, "semi-definite"),
         ({"model": smi.Bilinear(1.0, 0.5)}, "model: .*smi.train"),
         ({"student": smi.links.sign(), "model": smi.links.sign()}, "student: .*gradient"),

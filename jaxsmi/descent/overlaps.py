@@ -1,0 +1,71 @@
+"""Overlaps (M, Q) that a user gives, and their validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete
+from jaxsmi.core.validate import check
+from jaxsmi.numerics.linear_algebra import coordinates_of, symmetric, triangular_root
+
+# Overlaps of a user come from averages or other runs: symmetric and positive to single precision.
+_ROUNDING = 1e-9
+
+
+def semidefinite(name: str, value: object, size: int, rounding: float) -> Array:
+    """Validate a positive semi-definite matrix, to rounding; NaN where it is traced and is none."""
+    allowed = f"a symmetric positive semi-definite matrix of shape ({size}, {size})"
+    x = validate.array(name, value, allowed)
+    check(x.size == size * size, name, value, allowed)
+    x = x.reshape(size, size)
+    largest = jnp.max(jnp.abs(x))
+    even = jnp.max(jnp.abs(x - x.T)) <= rounding * largest
+    fits = even & (jnp.linalg.eigvalsh(symmetric(x))[0] >= -rounding * largest)
+    check(fits, name, value, allowed)
+    return nan_without(x, fits)
+
+
+def nan_without(x: Array, condition: Array) -> Array:
+    """x, NaN where a traced condition fails (one that is known has been checked)."""
+    return x if concrete(condition) else jnp.where(condition, x, jnp.nan)
+
+
+def pair_of_arrays(value: Any, rows: int, targets: int, fixed: int) -> tuple[Array, Array]:
+    """M (rows, fixed) and Q (rows, rows) of a user: numbers are multiples of the identity, and M
+    may leave out the columns of the directions of the inputs (none of them is learned)."""
+    allowed = f"overlaps (M, Q), arrays ({rows}, {fixed}) and ({rows}, {rows}), or numbers"
+    two = isinstance(value, (tuple, list)) and len(value) == 2
+    check(two, "(M, Q)", value, allowed)
+    # of NumPy: an array of JAX would be traced under jit
+    scaled = lambda x, *shape: x if np.ndim(x) else x * np.eye(*shape)
+    allowed = f"M of shape ({rows}, {fixed})"
+    M = validate.array("M", scaled(value[0], rows, targets), allowed)
+    check(M.size in (rows * fixed, rows * targets), "M", value[0], allowed)
+    M = M.reshape(rows, -1)
+    M = jnp.pad(M, ((0, 0), (0, fixed - M.shape[1])))
+    return M, semidefinite("Q", scaled(value[1], rows), rows, _ROUNDING)
+
+
+def overlaps_of_weights(
+    gram: Array, M: Array, Q: Array, groups: int = 1, allowed: str | None = None
+) -> tuple[Array, Array]:
+    """M and Q, which weights must have beside fixed rows of this Gram matrix; NaN where they are
+    traced and no weights have them. Nothing depends on the overlap of rows of two groups."""
+    frame = triangular_root(gram)
+    Y, _ = coordinates_of(frame, M, Q)
+    size = 1.0 + jnp.max(jnp.abs(M))
+    inside = jnp.max(jnp.abs(Y @ frame.T - M)) <= _ROUNDING * size
+    check(inside, "M", M, "overlaps in the range of the teacher's Gram matrix")
+    rows = len(M) // groups
+    blocks = np.kron(np.eye(groups), np.ones((rows, rows)))
+    rest = jnp.linalg.eigvalsh(symmetric((Q - Y @ Y.T) * blocks))[0]
+    definite = rest >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
+    shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
+    usual = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
+    check(definite, "(M, Q)", shown, allowed or usual)
+    return nan_without(M, inside & definite), nan_without(Q, inside & definite)
