@@ -41,8 +41,11 @@ def pair_of_arrays(value: Any, rows: int, targets: int, fixed: int) -> tuple[Arr
     allowed = f"overlaps (M, Q), arrays ({rows}, {fixed}) and ({rows}, {rows}), or numbers"
     two = isinstance(value, (tuple, list)) and len(value) == 2
     check(two, "(M, Q)", value, allowed)
-    # of NumPy: an array of JAX would be traced under jit
-    scaled = lambda x, *shape: x if np.ndim(x) else x * np.eye(*shape)
+
+    def scaled(x: Any, *shape: int) -> Any:
+        # of NumPy: an array of JAX would be traced under jit
+        return x if isinstance(x, (tuple, list)) or np.ndim(x) else x * np.eye(*shape)
+
     allowed = f"M of shape ({rows}, {fixed})"
     M = validate.array("M", scaled(value[0], rows, targets), allowed)
     check(M.size in (rows * fixed, rows * targets), "M", value[0], allowed)
