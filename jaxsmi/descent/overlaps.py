@@ -42,12 +42,12 @@ def pair_of_arrays(value: Any, rows: int, targets: int, fixed: int) -> tuple[Arr
     two = isinstance(value, (tuple, list)) and len(value) == 2
     check(two, "(M, Q)", value, allowed)
 
-    def scaled(x: Any, *shape: int) -> Any:
+    def scaled(x: Any, columns: int) -> Any:
         # of NumPy: an array of JAX would be traced under jit
-        return x if isinstance(x, (tuple, list)) or np.ndim(x) else x * np.eye(*shape)
+        return x if isinstance(x, (tuple, list)) or np.ndim(x) else x * np.eye(rows, columns)
 
     allowed = f"M of shape ({rows}, {fixed})"
-    M = validate.array("M", scaled(value[0], rows, targets), allowed)
+    M = validate.array("M", scaled(value[0], targets), allowed)
     check(M.size in (rows * fixed, rows * targets), "M", value[0], allowed)
     M = M.reshape(rows, -1)
     M = jnp.pad(M, ((0, 0), (0, fixed - M.shape[1])))
