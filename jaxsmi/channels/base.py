@@ -154,22 +154,29 @@ def weighted_posteriors(
 ) -> tuple[Posterior, Array]:
     """Compute posteriors at overlap Q (None: zero) with weights (n,) of mean one, net by net: of
     drawn labels of weight one, or, if labels are finitely many, of each at every ω, weighted by its
-    probability Z_out."""
+    probability Z_out (with noise on few levels: of each level)."""
     outcomes = channel.outcomes
-    if outcomes is None:
+    count = channel.levels if outcomes is None else len(outcomes)
+    if count is None:
         post = draw_posteriors(channel, Q, V, key=key, points=points, nets=nets)
         return post, _of_computed(post, jnp.ones_like(post.log_partition))
-    # the sum over labels is exact at every ω: no fields and no noise are drawn
+    # the sum over labels is exact at every ω: no fields are drawn, and no noise but that of levels
     P, M = channel.indices, channel.tokens
-    points = 1 if Q is None else points
-    xi = randomised_gaussians(key, points, nets, P * M)
-    omega = jnp.repeat(_means(Q, xi, (points * nets, P, M)), len(outcomes), axis=0)
-    labels = jnp.tile(outcomes, (points * nets, *[1] * (outcomes.ndim - 1)))
+    size = channel.noise_size if outcomes is None else 0
+    points = points if size or Q is not None else 1
+    normals = randomised_gaussians(key, points, nets, P * M + size).reshape(-1, P * M + size)
+    omega = _means(Q, normals[:, : P * M], (points * nets, P, M))
+    if outcomes is None:
+        labels, log_odds = channel.levels_of(omega, V, normals[:, P * M :])
+        labels = labels.reshape(-1)
+    else:
+        labels, log_odds = jnp.tile(outcomes, (len(omega), *[1] * (outcomes.ndim - 1))), None
+    omega = jnp.repeat(omega, count, axis=0)
     statistic = channel.statistic(labels)
     post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
     # random nodes give sums of probabilities that are one on average only
-    log_odds = post.log_partition.reshape(-1, len(outcomes))
-    weight = len(outcomes) * jax.nn.softmax(log_odds, axis=1).reshape(-1)
+    log_odds = post.log_partition.reshape(-1, count) if log_odds is None else log_odds
+    weight = count * jax.nn.softmax(log_odds, axis=1).reshape(-1)
     return post, _of_computed(post, weight)
 
 
@@ -311,6 +318,16 @@ class AbstractChannel(AbstractLabels):
     """
 
     closed_form: ClassVar[bool] = False
+
+    @property
+    def levels(self) -> int | None:
+        """Number of labels without their noise, if averages sum over them (`levels_of`)."""
+        return None
+
+    def levels_of(self, omega: Array, V: Array, noise: Array) -> tuple[Array, Array]:
+        """Labels (n, levels) with the noise (n, noise_size), and the logarithms of the levels'
+        probabilities at omega (n, P, M)."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def check_labels(self, labels: Array) -> None:

@@ -266,27 +266,37 @@ def log_parity(y: Array | float, w: Array, V: Array) -> Array:
 
 
 def _correlations(w: Array, V: Array) -> Array:
-    """∫_0^1 dλ Σ_{i<j} 4 V_ij N_2(0; ω_ij, V_ij(λ)) E[s_k | z_i = z_j = 0], on 48 Gauss-Legendre
-    nodes (k absent: 1).
-
-    With λ = 1 - (1-μ)² the density, which grows as (1 - λρ²)^{-1/2}, is smooth in μ up to strong
-    correlations.
-    """
-    rest = jnp.asarray(0.5 - 0.5 * _PLACKETT_NODES)  # 1 - μ
-    levels = 1.0 - rest**2
-    weights = jnp.asarray(_PLACKETT_WEIGHTS) * rest
+    """∫_0^1 dλ Σ_{i<j} 4 V_ij N_2(0; ω_ij, V_ij(λ)) E[s_k | z_i = z_j = 0] (k absent: 1)."""
+    levels, weights = plackett_nodes()
     total = jnp.zeros_like(levels)
     for i, j, k in ((0, 1, 2), (0, 2, 1), (1, 2, 0)) if len(w) == 3 else ((0, 1, None),):
-        c = levels * V[i, j]
-        det = V[i, i] * V[j, j] - c * c
-        # inverse of the 2×2 block, times (ω_i, ω_j)
-        x = (V[j, j] * w[i] - c * w[j]) / det
-        y = (V[i, i] * w[j] - c * w[i]) / det
-        term = 4.0 * V[i, j] * jnp.exp(-0.5 * (w[i] * x + w[j] * y)) / (2 * jnp.pi * jnp.sqrt(det))
-        if k is not None:
-            a = levels * V[i, k]
-            b = levels * V[j, k]
-            variance = V[k, k] - (a * a * V[j, j] - 2 * a * b * c + b * b * V[i, i]) / det
-            term = term * erf((w[k] - a * x - b * y) / jnp.sqrt(2.0 * variance))
-        total = total + term
+        density, mean, variance = pair_at_zero(w, V, levels, i, j, k)
+        signs = 1.0 if k is None else erf(mean / jnp.sqrt(2.0 * variance))
+        total = total + 4.0 * V[i, j] * density * signs
     return jnp.sum(weights * total)
+
+
+def plackett_nodes() -> tuple[Array, Array]:
+    """48 Gauss-Legendre nodes λ and weights on [0, 1], in 1 - √(1-λ): densities of two fields,
+    which grow as (1 - λρ²)^{-1/2}, are smooth there up to strong correlations."""
+    rest = jnp.asarray(0.5 - 0.5 * _PLACKETT_NODES)
+    return 1.0 - rest**2, jnp.asarray(_PLACKETT_WEIGHTS) * rest
+
+
+def pair_at_zero(
+    w: Array, V: Array, levels: Array, i: int, j: int, k: int | None
+) -> tuple[Array, Array, Array]:
+    """Density N_2(z_i = z_j = 0) under N(w, V(λ)), and mean and variance of z_k there (of no k: 0
+    and 1), for each λ."""
+    c = levels * V[i, j]
+    det = V[i, i] * V[j, j] - c * c
+    # inverse of the 2×2 block, times (ω_i, ω_j)
+    x = (V[j, j] * w[i] - c * w[j]) / det
+    y = (V[i, i] * w[j] - c * w[i]) / det
+    density = jnp.exp(-0.5 * (w[i] * x + w[j] * y)) / (2 * jnp.pi * jnp.sqrt(det))
+    if k is None:
+        return density, jnp.zeros_like(det), jnp.ones_like(det)
+    a = levels * V[i, k]
+    b = levels * V[j, k]
+    variance = V[k, k] - (a * a * V[j, j] - 2 * a * b * c + b * b * V[i, i]) / det
+    return density, w[k] - a * x - b * y, variance

@@ -28,6 +28,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood, NoInference
+from jaxsmi.channels.orthants import orthant_channel, values_on_orthants
 from jaxsmi.channels.pullback import frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import (
@@ -419,9 +420,13 @@ class MultiIndex(IndexModel):
             validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
             error = default_tolerance(P * M) if tolerance is None else tolerance
             budget = Budget(error, max_nodes)
-            # the law of noiseless labels is a delta function of the fields, which no numerical
-            # integral resolves
-            if log_likelihood is None and is_zero(noise):
+            exact = is_zero(noise)
+            values = None if log_likelihood is not None else values_on_orthants(law, P, M)
+            if values is not None:
+                self.channel = orthant_channel(values, None if exact else variance, P)
+            # the law of other noiseless labels is a delta function of the fields, which no
+            # numerical integral resolves
+            elif log_likelihood is None and exact:
                 title = f"{self.name} (noise=0)"
                 self.channel = NoInference(law=law, indices=P, tokens=M, name=title, budget=budget)
             else:

@@ -6,6 +6,7 @@
 | sign(noise) | sign(z + √Δ ξ) | closed form |
 | phase_retrieval() | |z| or z² | closed form |
 | sign_product(k) | sign(z_1 .. z_k) | k = 1, 2, 3 (others sample and train) |
+| sign_committee(k, vote, noise) | sign Σ_i sign z_i, or the mean | k = 1, 2, 3 (others sample) |
 | product(k) | z_1 .. z_k | k = 1, 2 (others sample and train) |
 | square_plus_sign_parity() | z_1² + sign(z_1 z_2 z_3) | exact |
 | logistic(beta) | ±1 with probability ς(βyz) | one-dimensional sum |
@@ -35,6 +36,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.likelihood import IntegratedChannel, Likelihood
 from jaxsmi.channels.orbits import ProductChannel
+from jaxsmi.channels.orthants import MOST_FIELDS, orthant_channel, sign_patterns
 from jaxsmi.channels.piecewise import ModulusChannel, PiecewiseLinearChannel, linear_channel
 from jaxsmi.channels.signs import (
     LogisticChannel,
@@ -61,6 +63,7 @@ __all__ = [
     "product",
     "relu",
     "sign",
+    "sign_committee",
     "sign_product",
     "softmax",
     "square_plus_sign_parity",
@@ -191,6 +194,48 @@ def sign_product(k: int = 2, prior: Prior = None) -> MultiIndex:
     if k > 3:
         channel = MultiIndex(_sign_product, indices=k, name=name).channel
     return _model(channel, prior, name, "even signed permutation")
+
+
+def sign_committee(
+    k: int = 2, vote: str = "majority", noise: ArrayLike = 0.0, prior: Prior = None
+) -> MultiIndex:
+    """Committee of k signs, y = sign(Σ_i sign z_i), zero for a tie. Inference for k <= 3.
+
+    Args:
+        k: Number of members, at least 1. Default 2.
+        vote: "majority", or "mean": y = (1/k) Σ_i sign z_i. Default "majority".
+        noise: Variance Δ >= 0 of Gaussian noise that is added to the label. Default 0.
+        prior: Prior of the rows of W. Default: iid N(0, 1).
+
+    Returns:
+        A `MultiIndex` model.
+
+    Raises:
+        ValueError: For k < 1, another word, or Δ < 0.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> smi.links.sign_committee(2).channel.outcomes.tolist()
+        [-1.0, 0.0, 1.0]
+
+    Source:
+        [AMBKMZ18], [theory: multi-index, Eq. (77)].
+    """
+    k = validate.count("k", k)
+    majority = validate.choice("vote", vote, ("majority", "mean")) == "majority"
+    variance = validate.number("noise", noise, VARIANCE)
+    name = f"sign_committee({k})"
+    # no channel is written for more members: those models sample
+    if k > MOST_FIELDS:
+        link = lambda z: _vote(jnp.sum(jnp.sign(z)), k, majority)
+        return MultiIndex(link, indices=k, noise=noise, prior=prior, name=name)
+    values = _vote(sign_patterns(k).sum(axis=1), k, majority)
+    channel = orthant_channel(values, None if is_zero(noise) else variance, k)
+    return _model(channel, prior, name, "permutation")
+
+
+def _vote(total: Any, k: int, majority: bool) -> Any:
+    return jnp.sign(total) if majority else total / k
 
 
 def product(k: int = 2, prior: Prior = None) -> MultiIndex:

@@ -41,13 +41,20 @@ ZOO = {
     "logistic": LogisticChannel(NUMBER(STEEP)),
     "sign product": SignProductChannel(),
     "triple sign": SignProductChannel(indices=3),
+    "triple committee": smi.links.sign_committee(3).channel,
     "product": ProductChannel(Budget(1e-6)),
     "square plus parity": SquarePlusSignParityChannel(),
     "attention, 2 tokens": SingleAttentionChannel(1, 2, (Layer(),), jnp.zeros(0), NUMBER(BETA)),
     "attention, 3 tokens": SingleAttentionChannel(1, 3, (Layer(),), jnp.zeros(0), NUMBER(BETA)),
 }
-FINITE = ("sign", "logistic", "sign product", "triple sign")  # labels are +1 and -1
-SLOW = ("sign product", "triple sign", "square plus parity")
+FINITE = (
+    "sign",
+    "logistic",
+    "sign product",
+    "triple sign",
+    "triple committee",
+)  # labels are +1 and -1
+SLOW = ("sign product", "triple sign", "triple committee", "square plus parity")
 NAMES = slow_but(ZOO, *(set(ZOO) - set(SLOW)))
 V_THREE = np.array([[0.7, 0.35, -0.2], [0.35, 0.4, 0.1], [-0.2, 0.1, 0.9]])
 V_TWO = V_THREE[:2, :2]
@@ -101,10 +108,11 @@ def product_nodes(*axes):
     return points, sum(w.ravel() for w in weights)
 
 
-def signed_nodes(y, factor, far, count):
-    """Nodes of three or fewer fields (n, P) whose signs multiply to y, with their log-weights."""
+def signed_nodes(y, factor, far, count, law=np.prod):
+    """Nodes of three or fewer fields (n, P) whose signs multiply to y, or give it by another law,
+    with their log-weights."""
     size, log_w = product_nodes(*[gauss_legendre(0.0, f, count) for f in far])
-    signs = [s for s in itertools.product((1, -1), repeat=len(far)) if np.prod(s) == y * factor]
+    signs = [s for s in itertools.product((1, -1), repeat=len(far)) if law(s) == y * factor]
     return np.concatenate([size * s for s in signs]), np.tile(log_w, len(signs))
 
 
@@ -129,7 +137,8 @@ def nodes_of(name, y, fields, omega, V):
         plus = np.stack([root * np.exp(x), np.sign(y) * root * np.exp(-x)], axis=1)
         return np.concatenate([plus, -plus])[:, :, None], np.full(2 * len(x), np.log(step))
     if name in FINITE:
-        z, log_w = signed_nodes(y, 1, far, {1: 200, 2: 160, 3: 70}[P])
+        law = (lambda s: np.sign(sum(s))) if "committee" in name else np.prod
+        z, log_w = signed_nodes(y, 1, far, {1: 200, 2: 160, 3: 70}[P], law)
         return z[:, :, None], log_w
     if name == "square plus parity":
         points, logs = [], []

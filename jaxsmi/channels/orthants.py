@@ -1,0 +1,165 @@
+r"""Channels of labels that depend on the signs of a few fields alone: committees of signs.
+
+Equations here, s ∈ {±1}^P the signs of the fields (M = 1), v_s the label of each orthant (ω, V as
+in channels/base.py):
+
+    Z_out = Σ_s p(y|v_s) P_s,   P_s = P(s_1 z_1 > 0, .., s_P z_P > 0),   z ~ N(ω, V)
+
+    P = 1, 2:  Φ(s ω/√V), and quadrants to rounding (`signs.log_quadrant`)
+    P = 3:     Plackett's identity, integrated along V(λ) = diag V + λ (V - diag V):
+
+        P_s = Π_i Φ(s_i ω_i/√V_ii)
+            + ∫_0^1 dλ Σ_{i<j} s_i s_j V_ij N_2(z_i = z_j = 0) P(s_k z_k > 0 | z_i = z_j = 0)
+
+Source: [AMBKMZ18], [P54]; [theory: multi-index, Eq. (77)].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import log_ndtr, logsumexp, ndtr
+from jaxtyping import Array
+
+from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
+from jaxsmi.channels.signs import log_quadrant, pair_at_zero, plackett_nodes
+from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.validate import check
+from jaxsmi.numerics.refining_rules import no_weight
+
+_PROBES = 64  # random fields at which a label must be that of its orthant
+MOST_FIELDS = 3  # of orthants with a closed form, or a sum in one variable
+
+
+def sign_patterns(indices: int) -> np.ndarray:
+    """All signs (2^P, P), the last one changing fastest, + before -."""
+    order = np.arange(2**indices)[:, None] >> np.arange(indices)[::-1]
+    return 1.0 - 2.0 * (order & 1)
+
+
+class OrthantChannel(ClosedFormChannel):
+    """y = v_s + √Δ ξ, s the signs of the fields (P = 1, 2 or 3, M = 1), any V.
+
+    For three fields with V far from diagonal, labels of probability below 1e-15 lose their digits.
+
+    Args:
+        values: v_s (2^P,), in the order of `sign_patterns`.
+        noise: Δ > 0. None: no noise.
+        distinct: The values without repetitions (K,).
+    """
+
+    values: Array
+    distinct: Array
+    noise: Array | None = None
+    indices: int = eqx.field(static=True, kw_only=True)
+    tokens: int = eqx.field(static=True, default=1, kw_only=True)
+
+    @property
+    def outcomes(self) -> Array | None:
+        """The values, where there is no noise."""
+        return self.distinct if self.noise is None else None
+
+    @property
+    def pathwise(self) -> bool:
+        """True: labels are summed over, but for their noise."""
+        return True
+
+    @property
+    def levels(self) -> int | None:
+        """Number of distinct values, where there is noise."""
+        return None if self.noise is None else len(self.distinct)
+
+    def levels_of(self, omega: Array, V: Array, noise: Array) -> tuple[Array, Array]:
+        """The distinct values with noise, and their log-probabilities."""
+        assert self.noise is not None
+        labels = self.distinct + jnp.sqrt(self.noise) * noise
+        of_value = self.distinct[:, None] == self.values  # (levels, orthants)
+
+        def odds(w: Array) -> Array:
+            masked = jnp.where(of_value, log_orthants(w, V), no_weight(w.dtype))
+            return logsumexp(masked, axis=1)
+
+        return labels, jax.vmap(odds)(omega[:, :, 0])
+
+    @property
+    def noise_size(self) -> int:
+        """One normal if there is noise, else none."""
+        return 0 if self.noise is None else 1
+
+    def link(self, fields: Array) -> Array:
+        """Return v_s, with sign 0 = 1."""
+        place = jnp.asarray(2 ** np.arange(self.indices)[::-1])
+        return self.values[jnp.sum(jnp.where(fields[:, 0] < 0.0, place, 0))]
+
+    def label(self, fields: Array, noise: Array) -> Array:
+        """Return v_s + √Δ ξ."""
+        clean = self.link(fields)
+        return clean if self.noise is None else clean + jnp.sqrt(self.noise) * noise[0]
+
+    def check_labels(self, labels: Array) -> None:
+        """Check that labels are numbers, without noise some of the orthants'."""
+        check_label_shape(labels, ())
+        if self.noise is None:
+            known = jnp.any(labels[:, None] == self.values, axis=1)
+            check(jnp.all(known), "labels", labels, f"some of {np.unique(self.values).tolist()}")
+
+    def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
+        """log of the sum over orthants."""
+        apart = statistic - self.values
+        if self.noise is None:
+            likelihood = jnp.where(apart == 0.0, 0.0, no_weight(apart.dtype))
+        else:
+            likelihood = -0.5 * apart**2 / self.noise - 0.5 * jnp.log(2.0 * jnp.pi * self.noise)
+        return logsumexp(likelihood + log_orthants(omega[:, 0], V))
+
+
+def orthant_channel(
+    values: np.ndarray | Array, noise: Array | None, indices: int
+) -> OrthantChannel:
+    """The channel of labels v_s (2^P,), with noise Δ or none."""
+    distinct = jnp.asarray(np.unique(np.asarray(values)))
+    return OrthantChannel(jnp.asarray(values), distinct, noise, indices=indices)
+
+
+def values_on_orthants(law: Callable[[Array], Array], indices: int, tokens: int) -> Array | None:
+    """v_s (2^P,) of a label that depends on the signs of its fields alone, P <= 3, M = 1; None of
+    another one, or of one that is traced. It is found at some random fields."""
+    if indices > MOST_FIELDS or tokens != 1 or not concrete(law):
+        return None
+    fields = np.random.default_rng(2).standard_normal((_PROBES, indices, 1))
+    with jax.ensure_compile_time_eval():
+        both = jnp.asarray(np.concatenate([sign_patterns(indices)[:, :, None], fields]))
+        labels = np.asarray(jax.jit(jax.vmap(law))(both))
+    if labels.shape != (len(both),):
+        return None
+    values = labels[: 2**indices]
+    order = 2 ** np.arange(indices)[::-1]
+    same = labels[2**indices :] == values[(fields[:, :, 0] < 0.0) @ order]
+    return jnp.asarray(values, theory_dtype()) if np.all(same) and np.ptp(values) else None
+
+
+def log_orthants(w: Array, V: Array) -> Array:
+    """log P_s (2^P,) of z ~ N(w, V), P = 1, 2 or 3."""
+    signs = sign_patterns(len(w))
+    scale = jnp.sqrt(jnp.diagonal(V))
+    x = signs * (w / scale)
+    if len(w) == 1:
+        return log_ndtr(x[:, 0])
+    if len(w) == 2:
+        rho = V[0, 1] / (scale[0] * scale[1])
+        quadrants = [
+            log_quadrant(a, b, s[0] * s[1] * rho) for (a, b), s in zip(x, signs, strict=True)
+        ]
+        return jnp.stack(quadrants)
+    total = jnp.exp(jnp.sum(log_ndtr(x), axis=1))
+    levels, weights = plackett_nodes()
+    for i, j, k in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
+        density, mean, variance = pair_at_zero(w, V, levels, i, j, k)
+        beyond = ndtr(signs[:, k, None] * mean / jnp.sqrt(variance))
+        both = (signs[:, i] * signs[:, j])[:, None] * V[i, j]
+        total = total + jnp.sum(weights * density * both * beyond, axis=1)
+    return jnp.log(jnp.maximum(total, 1e-100))

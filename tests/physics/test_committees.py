@@ -1,0 +1,77 @@
+"""Labels that depend on the signs of a few fields: orthants, published committees, own links."""
+
+import csv
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+
+import jaxsmi as smi
+from jaxsmi.channels.orthants import OrthantChannel, log_orthants, sign_patterns
+
+KEY, SLOW = jax.random.key(0), pytest.mark.slow
+FEW = smi.Averages(points=2**11)
+V = np.array([[0.7, 0.35, -0.2], [0.35, 0.4, 0.1], [-0.2, 0.1, 0.9]])
+
+
+def test_orthants_have_their_probabilities():
+    """At w = 0 (1 + (2/π) Σ s_i s_j asin ρ_ij)/8; elsewhere SciPy's integral, to its 1e-5."""
+    scale = np.sqrt(np.diag(V))
+    angle = np.arcsin(V / np.outer(scale, scale))
+    signs = sign_patterns(3)
+    pairs = sum(signs[:, i] * signs[:, j] * angle[i, j] for i, j in ((0, 1), (0, 2), (1, 2)))
+    centred = np.exp(log_orthants(jnp.zeros(3), jnp.asarray(V)))
+    np.testing.assert_allclose(centred, (1 + 2 / np.pi * pairs) / 8, rtol=1e-13)
+    w = np.array([0.5, -0.3, 0.8])
+    for P in (2, 3):
+        ours = np.exp(log_orthants(jnp.asarray(w[:P]), jnp.asarray(V[:P, :P])))
+        for p, s in zip(ours, sign_patterns(P), strict=True):
+            law = multivariate_normal(cov=V[:P, :P] * np.outer(s, s))
+            assert abs(p - law.cdf(s * w[:P])) < 2e-5
+        assert abs(np.sum(ours) - 1) < 1e-13
+
+
+def test_an_own_link_of_signs_has_the_closed_form():
+    """With noise (averages sum over its levels) and without; another link has not."""
+    half = lambda z: 0.5 * (jnp.sign(z[0, 0]) + jnp.sign(z[1, 0]))
+    noisy = smi.MultiIndex(half, indices=2, noise=0.01)
+    assert isinstance(noisy.channel, OrthantChannel)
+    bent = smi.MultiIndex(lambda z: half(z) + 0.01 * z[0, 0], indices=2, noise=0.01)
+    assert not isinstance(bent.channel, OrthantChannel)
+    # labels 0 and 1 at a variance of 0.01: five standard deviations from their middle
+    ours = [smi.state_evolution(m, 0.85, key=KEY, averages=FEW) for m in (
+        noisy, smi.links.sign_committee(2, "mean"))]  # fmt: skip
+    assert [int(x.result) for x in ours] == [0, 0]
+    np.testing.assert_allclose(ours[0].overlap, ours[1].overlap, atol=1e-4)
+    # an independent computation by orthant probabilities
+    np.testing.assert_allclose(ours[1].overlap[0], [0.213771] * 2, atol=1e-4)
+
+
+@SLOW
+def test_published_committee_of_two(reference):
+    """[AMBKMZ18]'s own data: before, at and after specialisation. Print converges to 1e-4, next to
+    specialisation (α near 2) to 6e-3."""
+    with (reference / "peers" / "committee" / "committee_gaussian.csv").open() as file:
+        rows = {round(float(row["alpha"]), 2): row for row in csv.DictReader(file)}
+    for alpha in (0.85, 1.65, 2.25, 2.85):
+        end = smi.state_evolution(smi.links.sign_committee(2), alpha, key=KEY)
+        assert int(end.result) == 0
+        for name, k in (("q11", (0, 0)), ("q12", (0, 1))):
+            assert abs(float(rows[alpha][name]) - float(end.overlap[k])) < 1e-3
+
+
+@SLOW
+def test_runs_of_a_committee_reach_theory():
+    """D = 1000, α = 4: both members are told apart."""
+    model = smi.links.sign_committee(2)
+    theory = smi.state_evolution(model, 4.0, key=KEY)
+    runs = []
+    for seed in range(6):
+        key = jax.random.key(seed)
+        run = smi.gamp(model, model.sample(key, dimension=1000, alpha=4.0), key=key)
+        runs.append(np.sort(run.cosine**2))
+    expected = np.sqrt(np.diagonal(theory.overlap)) ** 2
+    spread = np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
+    assert np.all(np.abs(np.mean(runs, axis=0) - np.sort(expected)) < 4 * spread + 0.02)
