@@ -156,7 +156,8 @@ def weighted_posteriors(
     drawn labels of weight one, or, if labels are finitely many, of each at every ω, weighted by its
     probability Z_out (with noise on few levels: of each level)."""
     outcomes = channel.outcomes
-    count = channel.levels if outcomes is None else len(outcomes)
+    summed = channel if isinstance(channel, LevelsChannel) and outcomes is None else None
+    count = (summed and summed.levels) if outcomes is None else len(outcomes)
     if count is None:
         post = draw_posteriors(channel, Q, V, key=key, points=points, nets=nets)
         return post, _of_computed(post, jnp.ones_like(post.log_partition))
@@ -166,10 +167,11 @@ def weighted_posteriors(
     points = points if size or Q is not None else 1
     normals = randomised_gaussians(key, points, nets, P * M + size).reshape(-1, P * M + size)
     omega = _means(Q, normals[:, : P * M], (points * nets, P, M))
-    if outcomes is None:
-        labels, log_odds = channel.levels_of(omega, V, normals[:, P * M :])
+    if summed is not None:
+        labels, log_odds = summed.levels_of(omega, V, normals[:, P * M :])
         labels = labels.reshape(-1)
     else:
+        assert outcomes is not None
         labels, log_odds = jnp.tile(outcomes, (len(omega), *[1] * (outcomes.ndim - 1))), None
     omega = jnp.repeat(omega, count, axis=0)
     statistic = channel.statistic(labels)
@@ -318,16 +320,6 @@ class AbstractChannel(AbstractLabels):
     """
 
     closed_form: ClassVar[bool] = False
-
-    @property
-    def levels(self) -> int | None:
-        """Number of labels without their noise, if averages sum over them (`levels_of`)."""
-        return None
-
-    def levels_of(self, omega: Array, V: Array, noise: Array) -> tuple[Array, Array]:
-        """Labels (n, levels) with the noise (n, noise_size), and the logarithms of the levels'
-        probabilities at omega (n, P, M)."""
-        raise NotImplementedError
 
     @abc.abstractmethod
     def check_labels(self, labels: Array) -> None:
@@ -487,6 +479,20 @@ class ClosedFormChannel(AbstractChannel):
     def tolerance(self) -> Array:
         """Infinity: closed forms are exact."""
         return jnp.asarray(jnp.inf)
+
+
+class LevelsChannel(ClosedFormChannel):
+    """Labels of few levels, with noise or without: averages sum over the levels."""
+
+    @property
+    @abc.abstractmethod
+    def levels(self) -> int | None:
+        """Number of levels; None without noise, where they are the `outcomes`."""
+
+    @abc.abstractmethod
+    def levels_of(self, omega: Array, V: Array, noise: Array) -> tuple[Array, Array]:
+        """Labels (n, levels) with the noise (n, noise_size), and the logarithms of the levels'
+        probabilities at omega (n, P, M)."""
 
 
 def check_label_shape(labels: Array, shape: tuple[int, ...]) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array
 
-from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
+from jaxsmi.channels.base import LevelsChannel, check_label_shape
 from jaxsmi.channels.signs import log_quadrant, pair_at_zero, plackett_nodes
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.validate import check
@@ -41,7 +41,7 @@ def sign_patterns(indices: int) -> np.ndarray:
     return 1.0 - 2.0 * (order & 1)
 
 
-class OrthantChannel(ClosedFormChannel):
+class OrthantChannel(LevelsChannel):
     """y = v_s + √Δ ξ, s the signs of the fields (P = 1, 2 or 3, M = 1), any V.
 
     For three fields with V far from diagonal, labels of probability below 1e-15 lose their digits.
