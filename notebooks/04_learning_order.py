@@ -116,7 +116,7 @@ else:
 # ## 4. Full-batch descent has an exact theory
 #
 # Descent that sees all $N=\alpha D$ samples at each step either learns or memorises. `descent_theory` gives what it has after each
-# step as $D\to\infty$, from overlaps $M=0.1\,I$ with the teacher; dots are runs at finite $D$ from the same overlaps. At
+# step as $D\to\infty$, from overlaps $M=0.1\,I$ with the teacher; dots are one run each at finite $D$ from the same overlaps (they scatter by some 0.1 at $D=500$ where nothing is learned). At
 # $\alpha=1$ the training loss falls to a sixth of the loss on new samples, and the cosines stay where they were: memorised. At $\alpha=5$ the
 # last layer is learned, and the first one is not, as by message passing.
 
