@@ -33,20 +33,27 @@ def test_orthants_have_their_probabilities():
         assert abs(np.sum(ours) - 1) < 1e-13
 
 
+HALF = lambda z: 0.5 * (jnp.sign(z[0, 0]) + jnp.sign(z[1, 0]))
+
+
 def test_an_own_link_of_signs_has_the_closed_form():
-    """With noise (averages sum over its levels) and without; another link has not."""
-    half = lambda z: 0.5 * (jnp.sign(z[0, 0]) + jnp.sign(z[1, 0]))
-    noisy = smi.MultiIndex(half, indices=2, noise=0.01)
-    assert isinstance(noisy.channel, OrthantChannel)
-    bent = smi.MultiIndex(lambda z: half(z) + 0.01 * z[0, 0], indices=2, noise=0.01)
-    assert not isinstance(bent.channel, OrthantChannel)
-    # labels 0 and 1 at a variance of 0.01: five standard deviations from their middle
-    ours = [smi.state_evolution(m, 0.85, key=KEY, averages=FEW) for m in (
-        noisy, smi.links.sign_committee(2, "mean"))]  # fmt: skip
-    assert [int(x.result) for x in ours] == [0, 0]
-    np.testing.assert_allclose(ours[0].overlap, ours[1].overlap, atol=1e-4)
-    # an independent computation by orthant probabilities
-    np.testing.assert_allclose(ours[1].overlap[0], [0.213771] * 2, atol=1e-4)
+    noisy = smi.MultiIndex(HALF, indices=2, noise=0.01).channel
+    assert isinstance(noisy, OrthantChannel)
+    assert noisy.values.tolist() == [1.0, 0.0, 0.0, -1.0]
+    bent = smi.MultiIndex(lambda z: HALF(z) + 0.01 * z[0, 0], indices=2, noise=0.01)
+    shifted = smi.MultiIndex(lambda z: jnp.sign(z[0, 0] - 0.1), indices=1, noise=0.01)
+    assert not any(isinstance(m.channel, OrthantChannel) for m in (bent, shifted))
+
+
+@SLOW
+def test_little_noise_on_levels_changes_nothing():
+    """Labels 0 and 1 at a variance of 0.01: five standard deviations from their middle. .213771 is
+    of an independent computation."""
+    models = smi.MultiIndex(HALF, indices=2, noise=0.01), smi.links.sign_committee(2, "mean")
+    noisy, plain = [smi.state_evolution(m, 0.85, key=KEY, averages=FEW) for m in models]
+    assert int(noisy.result) == int(plain.result) == 0
+    np.testing.assert_allclose(noisy.overlap, plain.overlap, atol=1e-4)
+    np.testing.assert_allclose(plain.overlap[0], [0.213771] * 2, atol=1e-4)
 
 
 @SLOW

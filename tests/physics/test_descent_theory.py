@@ -256,6 +256,7 @@ def test_with_decay_descent_ends_at_the_minimum(loss, rate):
         assert np.all(np.abs(ours - getattr(exact, name)) < 4 * error + 1e-4), name
 
 
+@SLOW
 def test_small_rates_are_gradient_flow():
     """Of a linear problem at time t = κ steps = 1 the coefficients of eigenvalues x are e^{-2xt}:
     Richardson's extrapolation leaves the second order, (2xκ)²."""
@@ -296,6 +297,7 @@ def test_derivatives_in_rate_and_alpha_of_a_linear_problem():
     np.testing.assert_allclose(several[1], ridge(1.5, 0.08, 0.2, 6)[1, -1], rtol=1e-10)
 
 
+@SLOW
 def test_derivatives_that_points_miss_are_nan_and_no_others():
     """Labels of signs jump, slopes of |z| too; a start in the span of the teacher has a part of its
     derivative only, and so has no derivative."""

@@ -150,7 +150,7 @@ def oblique(prior, angle):
 CORRELATED = multi(lambda z: jnp.sum(z**2), 2, prior=Gaussian([[1.0, 0.5], [0.5, 1.0]]))
 SQUARE = multi(lambda z: z[0, 0] ** 2)
 DIRECTED = tokens(encoding=[[1.0], [1.0]], cross=[[1.0]])
-JUMPS = multi(lambda z: jnp.sign(z[0, 0]))
+JUMPS = multi(lambda z: jnp.sign(z[0, 0] - 0.1))
 PAIR = smi.links.linear(0.1, tokens=2)
 
 # Matrices, learners and directions of inputs
