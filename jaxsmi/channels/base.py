@@ -156,23 +156,23 @@ def weighted_posteriors(
     drawn labels of weight one, or, if labels are finitely many, of each at every ω, weighted by its
     probability Z_out (with noise on few levels: of each level)."""
     outcomes = channel.outcomes
-    summed = channel if isinstance(channel, LevelsChannel) and outcomes is None else None
-    count = (summed and summed.levels) if outcomes is None else len(outcomes)
-    if count is None:
+    noisy = channel if outcomes is None and isinstance(channel, LevelsChannel) else None
+    if outcomes is None and noisy is None:
         post = draw_posteriors(channel, Q, V, key=key, points=points, nets=nets)
         return post, _of_computed(post, jnp.ones_like(post.log_partition))
     # the sum over labels is exact at every ω: no fields are drawn, and no noise but that of levels
     P, M = channel.indices, channel.tokens
-    size = channel.noise_size if outcomes is None else 0
+    size = 0 if noisy is None else channel.noise_size
     points = points if size or Q is not None else 1
     normals = randomised_gaussians(key, points, nets, P * M + size).reshape(-1, P * M + size)
     omega = _means(Q, normals[:, : P * M], (points * nets, P, M))
-    if summed is not None:
-        labels, log_odds = summed.levels_of(omega, V, normals[:, P * M :])
+    if noisy is not None:
+        labels, log_odds = noisy.levels_of(omega, V, normals[:, P * M :])
         labels = labels.reshape(-1)
     else:
-        assert outcomes is not None
+        assert outcomes is not None  # which a type checker cannot know
         labels, log_odds = jnp.tile(outcomes, (len(omega), *[1] * (outcomes.ndim - 1))), None
+    count = len(labels) // len(omega)
     omega = jnp.repeat(omega, count, axis=0)
     statistic = channel.statistic(labels)
     post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
@@ -482,12 +482,8 @@ class ClosedFormChannel(AbstractChannel):
 
 
 class LevelsChannel(ClosedFormChannel):
-    """Labels of few levels, with noise or without: averages sum over the levels."""
-
-    @property
-    @abc.abstractmethod
-    def levels(self) -> int | None:
-        """Number of levels; None without noise, where they are the `outcomes`."""
+    """Labels of few levels: without noise the `outcomes`; with it `weighted_posteriors` sums over
+    the levels, too."""
 
     @abc.abstractmethod
     def levels_of(self, omega: Array, V: Array, noise: Array) -> tuple[Array, Array]:

@@ -24,7 +24,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel, Key, Posterior, check_label_shape
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.jumps import continuous, kinked
-from jaxsmi.core.arrays import concrete, root
+from jaxsmi.core.arrays import concrete, positive_root
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
@@ -190,7 +190,7 @@ class IntegratedChannel(FibreChannel):
     def label(self, fields: Array, noise: Array) -> Array:
         """Return link(z) + √Δ ξ, or a draw of the sampler of a user's law."""
         if self.labels.log_likelihood is None:
-            return self.link(fields) + root(self.noise) * noise.reshape(self.label_shape)
+            return self.link(fields) + positive_root(self.noise) * noise.reshape(self.label_shape)
         if self.labels.drawn:
             return self.labels.draw(fields, noise[0])
         raise ValueError(

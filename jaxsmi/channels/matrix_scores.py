@@ -46,7 +46,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.attention_link import hardmax
 from jaxsmi.channels.base import AbstractChannel, Key, Posterior, Response
 from jaxsmi.channels.signs import log_quadrant
-from jaxsmi.core.arrays import root, theory_dtype
+from jaxsmi.core.arrays import positive_root, theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import clenshaw, legendre, legendre_panel
 
@@ -174,7 +174,7 @@ class LinearScores(AbstractScores):
     def label(self, fields: Array, noise: Array) -> Array:
         """Return h + noise of variance Δ on the diagonal, Δ/2 off it."""
         normal = noise.reshape(self.tokens, self.tokens)
-        return self.link(fields) + root(self.noise) * 0.5 * (normal + normal.T)
+        return self.link(fields) + positive_root(self.noise) * 0.5 * (normal + normal.T)
 
     def check_labels(self, labels: Array) -> None:
         """Check that labels are symmetric matrices."""

@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
 from jaxsmi.channels.jumps import continuous
-from jaxsmi.core.arrays import clamp_to_tiny, root, theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, positive_root, theory_dtype
 from jaxsmi.core.validate import check
 
 # relative distance up to which a label lies on a flat piece: rounding of labels in float32
@@ -104,7 +104,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         """Return link(z) + √Δ ξ."""
         if self.noise is None:
             return self.link(fields)
-        return self.link(fields) + root(self.noise) * noise.reshape(self.label_shape)
+        return self.link(fields) + positive_root(self.noise) * noise.reshape(self.label_shape)
 
     def check_labels(self, labels: Array) -> None:
         """Check that labels are finite, and in the range of a link without noise."""

@@ -82,10 +82,10 @@ def clamp_to_tiny(x: Array) -> Array:
     return jnp.maximum(x, jnp.finfo(x.dtype).tiny)
 
 
-def root(x: Array) -> Array:
-    """√x, with derivative zero at zero, where it is infinite: of a noise that may be none."""
-    positive = x > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+def positive_root(square: Array, least: ArrayLike = 0.0) -> Array:
+    """√square; zero up to `least`, without the derivative that is infinite at zero."""
+    positive = square > least
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
 
 
 def missing() -> float:

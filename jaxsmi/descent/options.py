@@ -91,10 +91,8 @@ class Gradient(eqx.Module):
         self.loss = as_module(validate.optional(validate.function, "loss", self.loss, LOSS))
         self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
         if isinstance(self.batch_size, (float, np.floating)):
-            share, allowed = (
-                float(self.batch_size),
-                "an integer >= 1, or a share, a float in (0, 1)",
-            )
+            share = float(self.batch_size)
+            allowed = "an integer >= 1, or a share, a float in (0, 1)"
             check(0.0 < share < 1.0, "batch_size", share, allowed)
             self.batch_size = share
         else:

@@ -420,13 +420,12 @@ class MultiIndex(IndexModel):
             validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
             error = default_tolerance(P * M) if tolerance is None else tolerance
             budget = Budget(error, max_nodes)
-            exact = is_zero(noise)
             values = None if log_likelihood is not None else values_on_orthants(law, P, M)
             if values is not None:
-                self.channel = orthant_channel(values, None if exact else variance, P)
+                self.channel = orthant_channel(values, None if is_zero(noise) else variance, P)
             # the law of other noiseless labels is a delta function of the fields, which no
             # numerical integral resolves
-            elif log_likelihood is None and exact:
+            elif log_likelihood is None and is_zero(noise):
                 title = f"{self.name} (noise=0)"
                 self.channel = NoInference(law=law, indices=P, tokens=M, name=title, budget=budget)
             else:

@@ -35,6 +35,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import positive_root
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import hermite_polynomials
 
@@ -155,9 +156,7 @@ class SequenceLoss(eqx.Module):
         if self.loss == "squared":
             return self.factor * square
         # the slope at a residual of zero is taken to be zero
-        # two `where`: the root has an infinite derivative at 0, and infinity times 0 is NaN
-        nonzero = square > 0.0
-        return self.factor * jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, square, 1.0)), 0.0)
+        return self.factor * positive_root(square)
 
 
 class HermiteSeries(eqx.Module):

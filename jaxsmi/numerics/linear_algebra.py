@@ -19,6 +19,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.core.arrays import positive_root
+
 
 def symmetric(matrix: Array) -> Array:
     """The symmetric part of matrices (..., P, P)."""
@@ -67,8 +69,7 @@ def sqrt_psd(Q: Array, null: float = 1e-7) -> Array:
 def _roots(Q: Array) -> tuple[Array, Array]:
     """Square roots of the eigenvalues, and the eigenvectors."""
     values, vectors = jnp.linalg.eigh(symmetric(Q))
-    positive = values > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1.0)), 0.0), vectors
+    return positive_root(values), vectors
 
 
 @sqrt_psd.defjvp

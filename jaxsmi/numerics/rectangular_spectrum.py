@@ -38,7 +38,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import positive_root, theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.rectangular_branches import (
     WIDE,
@@ -57,7 +57,6 @@ from jaxsmi.numerics.symmetric_spectrum import (
     AbstractSpectrum,
     band_nodes,
     existing_edges,
-    positive_root,
 )
 
 _LEAST = 1e-12  # singular values may be zero, where H has a pole for R₁ > 1

@@ -36,7 +36,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import positive_root, theory_dtype
 from jaxsmi.numerics.quadrature import legendre_panel
 from jaxsmi.numerics.roots import differentiable_root
 
@@ -97,12 +97,6 @@ def band_nodes(low: Array, high: Array) -> tuple[Array, Array]:
 def existing_edges(edges: Array, gap: Array) -> Array:
     """The edges (4,), those of the gap NaN where there is none."""
     return jnp.where(gap | jnp.asarray([True, False, False, True]), edges, jnp.nan)
-
-
-def positive_root(square: Array) -> Array:
-    """√square, zero where it is not positive, without NaN in the derivative."""
-    positive = square > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
 
 
 def inverse_green(g: Array, rho: Array, delta: Array) -> Array:

@@ -1,8 +1,9 @@
 """Online SGD of index models and of sequence single-index models [ALSKZ25]: expansions, exponents,
-risk, flow, exact runs, rates.
+risk, flow, exact runs, rates. multi_pass: `smi.descent_theory`, where samples are used again.
 
-The theory is on the page `docs/theory/online-sgd.md`, which the functions cite equation by
-equation. Inside, `pair` is the `TeacherStudent` of a call: both links, their shapes and the loss.
+The theory is on the pages `docs/theory/online-sgd.md` and `descent.md` (multi_pass), which the
+functions cite equation by equation. Inside, `pair` is the `TeacherStudent` of a call: both links,
+their shapes and the loss.
 """
 
 from jaxsmi.models.sequence_single_index import semantic_positional

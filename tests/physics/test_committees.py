@@ -45,6 +45,23 @@ def test_an_own_link_of_signs_has_the_closed_form():
     assert not any(isinstance(m.channel, OrthantChannel) for m in (bent, shifted))
 
 
+def test_a_minimiser_sees_signs_as_their_linear_part():
+    """Square loss: labels sign(z) are c z with noise 1 - c², c = √(2/π), of which only the moments
+    count: M = c M', Q = c² Q' of a linear teacher with noise (1 - c²)/c². With noise labels are
+    drawn: they jump, and their slope, which is zero, must not stand for that of their average."""
+    c = np.sqrt(2 / np.pi)
+    learner = smi.Erm(smi.links.linear(0.0), loss=smi.losses.squared, ridge=0.5)
+    signs = smi.MultiIndex(lambda z: jnp.sign(z[0, 0]), indices=1)
+    linear = smi.links.linear((1.0 - c**2) / c**2)
+    ours, other = [smi.state_evolution(m, 2.0, key=KEY, learner=learner) for m in (signs, linear)]
+    bar = lambda end, name: end.stderr if name == "overlap" else end.stderrs[name]
+    for name, power in (("teacher_overlap", 1), ("overlap", 2)):
+        apart = getattr(ours, name) - c**power * getattr(other, name)
+        error = np.hypot(bar(ours, name), c**power * bar(other, name))
+        assert abs(float(apart[0, 0])) < 4 * float(error[0, 0]) + 1e-9
+    assert smi.MultiIndex(HALF, indices=2, noise=0.1).channel.pathwise is False
+
+
 @SLOW
 def test_little_noise_on_levels_changes_nothing():
     """Labels 0 and 1 at a variance of 0.01: five standard deviations from their middle. .213771 is

@@ -195,6 +195,8 @@ def test_runs_of_finite_dimension_agree(optimizer, rule, gradient):
         runs.append([*np.ravel(M[-1]), *np.ravel(Q[-1])])
     plain = Rule(optimizer, gradient=smi.Gradient(**gradient))
     end = theory(COMMITTEE, 3.0, MIXED, plain if rule is None else rule, 20, points=2**16)
+    assert all(len(x) == 21 for x in jax.tree.leaves(end.history))
+    assert np.isnan(end.error) == ("loss" in gradient)  # known of the squared loss alone
     expected = np.concatenate([np.ravel(end.teacher_overlap), np.ravel(end.overlap)])
     stderr = np.concatenate([np.ravel(end.stderrs["teacher_overlap"]), np.ravel(end.stderr)])
     spread = np.hypot(np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs)), stderr)
