@@ -5,7 +5,7 @@ inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 
     Q, M, V, B ← learner.weight_averages(Q̂, M̂, V̂, B̂)
     train loss  E ℓ_y(prox),   test loss  E ℓ(link(ω), y),   error  E ‖link(ω) - link*(z*)‖²
-    energy  E = α E ℓ_y(prox) + (λ/2) tr Q,   dE = ∂Φ at fixed order parameters
+    energy  E = α E ℓ_y(prox) + ½ E λ‖f‖²,   dE = ∂Φ at fixed order parameters
     stability: the spectral radius of  T(X) = α Σ_{mn} E[C ∂g_{mn} X ∂g_{mn}ᵀ C]
 """
 
@@ -37,7 +37,7 @@ from jaxsmi.inference.order_map import (
     Settings,
     run_from,
 )
-from jaxsmi.learners.base import Conjugates, OrderParameters, learner_of
+from jaxsmi.learners.base import Conjugates, OrderParameters, WeightAverages, learner_of
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.anderson import Anderson, AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
@@ -171,23 +171,24 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         moved = jax.vmap(push)(off)
         return value, jax.tree.map(lambda v, d: v + d, value, moved)
 
-    def _potential(self, x: OrderParameters, c: Conjugates, envelope: Array) -> Array:
+    def _potential(
+        self, x: OrderParameters, c: Conjugates, end: WeightAverages, envelope: Array
+    ) -> Array:
         """Φ of a minimiser [theory: empirical-risk, Eq. (11)]: stationary at a fixed point, and
         there the energy."""
-        end = self.learner.weight_averages(c, self.teacher_law).overlaps
-        # (λ + V̂)^{-1} (X + Q̂), as Q = V (X + Q̂) V
-        square = jnp.linalg.solve(end.covariance, end.overlap)
         linear = jnp.sum(c.signal * x.teacher_overlap)
         linear = linear + jnp.sum(c.direction * x.direction_overlap)
         quadratic = jnp.sum(c.noise * x.covariance) - jnp.sum(c.precision * x.overlap)
-        return 0.5 * quadratic + linear - 0.5 * jnp.trace(square) + self.alpha * envelope
+        # ½ tr (λ + V̂)^{-1} (X + Q̂) of each column: λ + V̂ is the inverse of its C
+        weights = end.penalty + 0.5 * jnp.sum(c.precision * end.overlaps.overlap)
+        return 0.5 * quadratic + linear - weights + self.alpha * envelope
 
     def _measured(self, x: OrderParameters, answers: LearnerAverages) -> Numbers:
         """Losses, error and energy by each rule (R,)."""
         conjugates = frozen(jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates))
-        potential = self._potential(x, conjugates, answers.envelope)
-        ridge = 0.5 * self.learner.ridge * jnp.trace(x.overlap)
-        energy = jnp.mean(self.alpha * answers.train_loss + ridge)
+        end = self.learner.weight_averages(conjugates, self.teacher_law)
+        potential = self._potential(x, conjugates, end, answers.envelope)
+        energy = jnp.mean(self.alpha * answers.train_loss) + end.penalty
         return {
             "train_loss": answers.train_loss,
             "test_loss": answers.test_loss,
@@ -238,15 +239,16 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         """A run that did not end, again from the ends at larger ridges (outside jit): as λ vanishes
         norms grow, V up to 1/λ, too far from any start."""
         ridge = self.learner.ridge
-        if not (settings.newton and concrete((run.result, ridge)) and 0.0 < ridge < _EASY_RIDGE):
+        if not (settings.newton and concrete((run.result, ridge))):
             return run
-        if int(run.result) != Result.MAX_STEPS:
+        size = typical_ridge(ridge)
+        if not 0.0 < size < _EASY_RIDGE or int(run.result) != Result.MAX_STEPS:
             return run
         x, last = start, _EASY_RIDGE
-        for larger in np.geomspace(_EASY_RIDGE, float(ridge), _RIDGES):
+        for larger in np.geomspace(_EASY_RIDGE, size, _RIDGES):
             # V is of the order 1/λ where labels can be fitted, and stays there
             x = eqx.tree_at(lambda x: x.covariance, x, x.covariance * last / larger)
-            problem = eqx.tree_at(lambda p: p.learner.ridge, self, jnp.asarray(larger, ridge.dtype))
+            problem = eqx.tree_at(lambda p: p.learner.ridge, self, ridge * (larger / size))
             end, last = problem.iterate(x, settings), larger
             run = Run(end.state, run.step + end.step, end.result, end.history)
             x = end.state.x
@@ -315,6 +317,12 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
 
 _answers = eqx.filter_jit(LearnerMap.answers)
+
+
+def typical_ridge(ridge: Array) -> float:
+    """The ridge whose V = 1/λ, where no label holds the weights, is that of the columns'."""
+    values = np.asarray(ridge)
+    return 0.0 if np.any(values == 0.0) else float(1.0 / np.mean(1.0 / values))
 
 
 def _within(distance: Numbers, spread: Numbers, names: Iterable[str]) -> Array:

@@ -81,7 +81,7 @@ class _IndexRisk(eqx.Module):
         D = data.dimension
         return {
             "train_loss": jnp.mean(losses),
-            "energy": jnp.sum(losses) / D + 0.5 * learner.ridge * jnp.sum(W**2) / D,
+            "energy": (jnp.sum(losses) + learner.penalty(W)) / D,
             "gradient_norm": jnp.sqrt(jnp.sum(gradient**2) / D),
             "direction_overlap": None if data.directions is None else W @ data.directions.T / D,
         }

@@ -36,6 +36,7 @@ from jaxsmi.core.driver import Bar, LearnerSolution, Result, tqdm
 from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.validate import check
 from jaxsmi.inference.evolution import state_evolution, validate_settings
+from jaxsmi.inference.learner_map import typical_ridge
 from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
@@ -116,7 +117,7 @@ def global_minimum(
     # last: the examination of a loss (smooth, convex) takes seconds
     student, teacher = learner_of(learner, model)
     allowed = "smi.Erm(..): the posterior of another model has no energy"
-    check(jnp.isfinite(student.ridge), "learner", learner, allowed)
+    check(jnp.all(jnp.isfinite(student.ridge)), "learner", learner, allowed)
     settings = {"learner": student, "averages": averages, "iteration": iteration}
     reached: list[LearnerSolution] = []
     missed: list[LearnerSolution] = []
@@ -155,7 +156,7 @@ def _starts(
     if isinstance(start, LearnerSolution):
         return [Start(*_order(start))]
     # half of V where no label holds the weights
-    loose = 0.5 / max(float(learner.ridge), 1e-3)
+    loose = 0.5 / max(typical_ridge(learner.ridge), 1e-3)
     if start == "directions":
         assert teacher.inputs is not None
         S = teacher.prior.second_moment(teacher.indices)

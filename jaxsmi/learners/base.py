@@ -25,6 +25,7 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import Law, ProximalOutput
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import missing_array
+from jaxsmi.core.validate import check
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
 from jaxsmi.priors.iid import AbstractIidPrior, squares
@@ -69,13 +70,22 @@ class TeacherLaw(eqx.Module):
     teacher_direction_overlap: Array
     direction_gram: Array
 
+    @property
+    def column_moments(self) -> Array:
+        """E w*_i w*_iᵀ of each column (D, P*, P*), of mean S; (1, P*, P*) if all have one law."""
+        if self.prior.traits.identical:
+            return self.second_moment[None]
+        return self.prior.column(len(self.second_moment)).covariance
+
 
 class WeightAverages(eqx.Module):
-    """Averages over the field b of the weights: the next `overlaps`, and `squared` E[C ⊗ C]
-    (P, P, P, P), C = ∂_b f, the map X ↦ E C X C."""
+    """Averages over the field b of the weights: the next `overlaps`; `squared` E[C ⊗ C]
+    (P, P, P, P), C = ∂_b f, the map X ↦ E C X C; and the `penalty` ½ E λ‖f‖², NaN of a
+    posterior."""
 
     overlaps: OrderParameters
     squared: Array
+    penalty: Array
 
 
 class AbstractResponder(eqx.Module):
@@ -190,8 +200,12 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
 
     @property
     def ridge(self) -> Array:
-        """λ, the weight of the ridge; NaN for a posterior."""
+        """λ, the weight of the ridge, one or (D,) of the columns; NaN for a posterior."""
         return jnp.asarray(jnp.nan)
+
+    def penalty(self, weights: Array) -> Array:
+        """½ Σ_i λ_i ‖W_i‖² of weights (P, D); NaN for a posterior."""
+        return 0.5 * jnp.sum(self.ridge * weights**2)
 
     @property
     def regularity(self) -> Regularity:
@@ -234,20 +248,37 @@ def learner_of(learner: object, model: object) -> tuple[AbstractIndexLearner, In
     return instance.bind(teacher), teacher
 
 
-def linear_weight_averages(C: Array, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
-    """Compute `AbstractIndexLearner.weight_averages` for f(b) = C b, of a ridge or a Gaussian prior
-    [theory: empirical-risk, Eq. (8)]. Only second moments of the teacher enter."""
-    S, R, G = teacher.second_moment, teacher.teacher_direction_overlap, teacher.direction_gram
+def check_columns(name: str, value: object, columns: int, model: IndexModel) -> None:
+    """Raise a ValueError for a learner whose columns differ, on labels of a teacher whose columns
+    differ, too, and are of another number, or who knows fixed directions."""
+    if model.prior.traits.identical:
+        return
+    D = len(model.prior.column(model.indices).log_weight)
+    allowed = f"as many columns as the prior of the model has, {D}, and no fixed directions"
+    check(columns == D and model.inputs is None, name, value, allowed)
+
+
+def linear_weight_averages(
+    C: Array, ridge: Array, conjugates: Conjugates, teacher: TeacherLaw
+) -> WeightAverages:
+    """Compute `AbstractIndexLearner.weight_averages` for f_i(b) = C_i b, of a ridge or a Gaussian
+    prior: C is (D, P, P), or (1, P, P) for all columns [theory: empirical-risk, Eqs. (8), (32)].
+    Only second moments of the teacher enter."""
+    # of one C only the mean over columns matters
+    S = teacher.second_moment[None] if len(C) == 1 else teacher.column_moments
+    R, G = teacher.teacher_direction_overlap, teacher.direction_gram
     # M̂ S M̂ᵀ and the like: averages over w* and u need second moments only
     signal = conjugates.signal
     direction = conjugates.direction
     mixed = signal @ R @ direction.T
     # E (M̂ w* + B̂ u)(M̂ w* + B̂ u)ᵀ
     square = signal @ S @ signal.T + mixed + mixed.T + direction @ G @ direction.T
-    overlaps = OrderParameters(
+    columns = OrderParameters(
         overlap=C @ (square + conjugates.noise) @ C,
         teacher_overlap=C @ (signal @ S + direction @ R.T),
         covariance=C,
         direction_overlap=C @ (signal @ R + direction @ G),
     )
-    return WeightAverages(overlaps, squares(C[None]))
+    overlaps = jax.tree.map(lambda a: jnp.mean(a, 0), columns)
+    norms = jnp.trace(columns.overlap, axis1=1, axis2=2)
+    return WeightAverages(overlaps, squares(C), 0.5 * jnp.mean(ridge * norms))

@@ -4,6 +4,11 @@ Equations here [Cui24; theory: empirical-risk, Eqs. (1), (3) to (5), (8)]:
 
     R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²
     g, ∂g: the proximal channel (channels/proximal.py);   W = (λ + A)^{-1} b,   C = (λ + A)^{-1}
+
+and with a ridge λ_i of each column, as a ridge on weights of features with a covariance is in the
+coordinates of `data.whiten` [theory: empirical-risk, Eq. (32)],
+
+    W_i = (λ_i + A)^{-1} b_i,   C = (1/D) Σ_i (λ_i + A)^{-1}
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from jaxsmi.channels import proximal
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import as_module, concrete, theory_dtype
+from jaxsmi.core.arrays import as_module, concrete, missing, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.validate import NON_NEGATIVE, check
 from jaxsmi.learners import losses
@@ -35,9 +40,12 @@ from jaxsmi.learners.base import (
     Regularity,
     TeacherLaw,
     WeightAverages,
+    check_columns,
     linear_weight_averages,
 )
 from jaxsmi.models.index import IndexModel
+from jaxsmi.numerics.linear_algebra import solve_definite, symmetric
+from jaxsmi.priors.iid import squares
 
 Prox = Callable[[Array, Array, Array], Array]
 Starts = Callable[[Array, Array], Array]
@@ -58,8 +66,11 @@ def _optional(name: str) -> Callable[[Any], Any]:
 
 
 def _as_ridge(ridge: ArrayLike) -> Array:
-    """Validate λ >= 0."""
-    return validate.number("ridge", ridge, NON_NEGATIVE)
+    """Validate λ >= 0, or one of each column."""
+    allowed = "a finite number >= 0, or an array (D,) of them"
+    array = validate.array("ridge", ridge, allowed, interval=NON_NEGATIVE)
+    check(array.ndim <= 1, "ridge", ridge, allowed)
+    return array
 
 
 class Erm(AbstractIndexLearner):
@@ -71,11 +82,18 @@ class Erm(AbstractIndexLearner):
     λ_mean. `smi.train(student, data, optax.chain(optax.add_decayed_weights(λ), optax.sgd(rate)),
     gradient=smi.Gradient(loss=learner.loss, reduction="sum"), ..)` descends exactly R.
 
+    Features of covariance Σ: whitened weights W' of `white = data.whiten(Σ)` have the penalty
+    (λ/2) ‖W‖² = ½ Σ_i λ_i ‖W'_i‖² with λ_i = λ/s_i, so that `smi.Erm(ridge=λ /
+    white.whitening.variances)` on these data is the ridge λ on the data as they came. Its theory is
+    that of a model with the prior `smi.priors.GaussianProfile(s * t)`, t_i the second moment of the
+    teacher's weights along eigenvector i.
+
     Args:
         student: A `MultiIndex`, `DeepAttention` or other model of indices, of which only the link
             is used, not the channel or the prior. Default: the model that makes the labels.
         loss: ℓ(prediction, label), any JAX function to one number. Default ½ ‖ŷ - y‖².
-        ridge: λ >= 0. Default 0.1.
+        ridge: λ >= 0, or (D,), λ_i of each column of W, in the order of the coordinates. Default
+            0.1.
         prox: prox(y, ω, V) -> z (P, M), the proximal point in closed form, for losses with kinks;
             `losses.hinge` of a linear student has its own.
         starts: starts(y, ω) -> fields (K, P, M) at which the search for the proximal point begins.
@@ -85,7 +103,8 @@ class Erm(AbstractIndexLearner):
 
     Raises:
         ValueError: For a ridge that is negative or no number, or a loss, prox or starts that is no
-            function. A loss that does not fit the labels is refused once the labels are known.
+            function. A loss that does not fit the labels is refused once the labels are known, and
+            a ridge of another size than the weights once these are.
 
     Example:
         >>> import jaxsmi as smi
@@ -136,7 +155,8 @@ class Erm(AbstractIndexLearner):
             (1/D) [Σ_μ ℓ(ŷ_μ, y_μ) + (λ/2) ‖W‖²].
 
         Raises:
-            ValueError: Without a student and without the model that made the data.
+            ValueError: Without a student and without the model that made the data, or for a ridge
+                of another size than W.
         """
         validate.instance("data", data, Dataset, "a smi.Dataset")
         network = self.student if self.student is not None else data.model
@@ -144,9 +164,10 @@ class Erm(AbstractIndexLearner):
         known = validate.instance("student", network, IndexModel, allowed)
         W = validate.array("weights", weights, "weights (P, D)")
         check(W.ndim == 2, "weights", W, "weights (P, D)")
+        self._check_columns(W.shape[1])
         outputs = known.student.outputs(W, data.stored_inputs)
         total = jnp.sum(jax.vmap(self.loss)(outputs, data.labels))
-        return (total + 0.5 * self.ridge * jnp.sum(W**2)) / data.dimension
+        return (total + self.penalty(W)) / data.dimension
 
     # Binding to a model
 
@@ -157,12 +178,14 @@ class Erm(AbstractIndexLearner):
         allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
         check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
         learner = dataclasses.replace(self, student=student)
+        if self.ridge.ndim:
+            check_columns("ridge", self.ridge, self.ridge.size, model)
         # the kink of the hinge has no second derivative: its proximal point is a formula
         hinge = bool(eqx.tree_equal(self.loss, as_module(losses.hinge)))
         if self.prox is None and hinge and _is_identity(student):
             learner = dataclasses.replace(learner, prox=proximal.hinge_point)
         # a traced loss cannot be examined: it counts as not convex unless the user says so
-        if concrete((self.loss, student, model)):  # a ridge may be traced
+        if concrete((self.loss, student.channel, model.channel)):  # ridge and priors may be traced
             with jax.ensure_compile_time_eval():
                 convex = _examine_loss(learner, model)
             known = convex if self.convex is None else self.convex
@@ -218,21 +241,35 @@ class Erm(AbstractIndexLearner):
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """Return W = (λ + A)^{-1} b and C = (λ + A)^{-1}; NaN where λ + A is not positive
-        definite."""
-        C = self._inverse(A)
-        return C @ b, C
+        definite. Of a ridge of each column C is the average."""
+        self._check_columns(b.shape[1])
+        C = self._inverses(A)
+        # one C of all columns is a product with a matrix
+        W = C[0] @ b if len(C) == 1 else jnp.einsum("dpq,qd->pd", C, b)
+        return W, jnp.mean(C, 0)
 
-    def _inverse(self, A: Array) -> Array:
-        """Return (λ I + A)^{-1}."""
+    def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """See `AbstractResponder.bethe_terms`."""
+        C = self._inverses(A)
+        return missing_array((), C.dtype), squares(C)
+
+    def _check_columns(self, dimension: int) -> None:
+        """Raise a ValueError for a ridge of each of another number of columns."""
+        fits = self.ridge.ndim == 0 or self.ridge.size == dimension
+        check(fits, "ridge", self.ridge, f"a number, or an array ({dimension},)")
+
+    def _inverses(self, A: Array) -> Array:
+        """Return (λ_i I + A)^{-1} (D, P, P), or (1, P, P) for one ridge."""
         identity = jnp.eye(len(A), dtype=A.dtype)
-        # Cholesky: a matrix that is not positive definite gives NaN, and the run says so
-        root = jnp.linalg.cholesky(self.ridge * identity + 0.5 * (A + A.T))
-        half = jax.scipy.linalg.solve_triangular(root, identity, lower=True)
-        return half.T @ half
+        shifted = jnp.reshape(self.ridge, (-1, 1, 1)) * identity + 0.5 * (A + A.T)
+        inverses, definite = jax.vmap(lambda B: solve_definite(B, identity))(shifted)
+        # NaN for a matrix that is not positive definite, and the run says so
+        return jnp.where(definite[:, None, None], symmetric(inverses), missing())
 
     def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
         """Average in closed form: only second moments of the teacher enter."""
-        return linear_weight_averages(self._inverse(conjugates.precision), conjugates, teacher)
+        C = self._inverses(conjugates.precision)
+        return linear_weight_averages(C, self.ridge, conjugates, teacher)
 
 
 def _in_blocks(block: Callable[..., ProximalOutput], samples: tuple[Array, ...]) -> ProximalOutput:

@@ -5,7 +5,8 @@ of its prior; with b = M̂ w* + Q̂^{1/2} ξ, w* drawn from the teacher's prior,
 
     Q = E f fᵀ,   M = E f w*ᵀ,   V = E C
 
-in closed form if the student's prior is Gaussian, else by a grid over w* and ξ.
+in closed form if the student's prior is Gaussian (of any variance of each column), else by a grid
+over w* and ξ.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jaxtyping import Array
 from jaxsmi.channels.base import ClosedFormChannel
 from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import missing_array
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
@@ -27,6 +29,7 @@ from jaxsmi.learners.base import (
     OrderParameters,
     TeacherLaw,
     WeightAverages,
+    check_columns,
     linear_weight_averages,
 )
 from jaxsmi.models.index import IndexModel
@@ -68,6 +71,9 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
         student = self.student
         allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
         check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
+        if not student.prior.traits.identical:
+            columns = len(student.prior.column(student.indices).log_weight)
+            check_columns("student", student.prior, columns, model)
         return self
 
     @property
@@ -111,11 +117,13 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
         A = conjugates.precision
         prior = self.student.prior
         mixture = prior.column(P)
-        # one Gaussian: f is linear in b
-        if prior.traits.continuous and len(mixture.log_weight) == 1:
-            covariance = mixture.covariance[0]
-            C = solve(jnp.eye(P, dtype=A.dtype) + covariance @ A, covariance)
-            return linear_weight_averages(0.5 * (C + C.T), conjugates, teacher)
+        # one Gaussian, of all columns or of each: f is linear in b
+        single = len(mixture.log_weight) == 1 or not prior.traits.identical
+        if prior.traits.continuous and single:
+            C0 = mixture.covariance
+            C = solve(jnp.eye(P, dtype=A.dtype) + C0 @ A, C0)
+            C = 0.5 * (C + jnp.swapaxes(C, 1, 2))
+            return linear_weight_averages(C, self.ridge, conjugates, teacher)
         return self._grid_averages(conjugates, teacher)
 
     def _grid_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
@@ -137,7 +145,8 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
             V = jnp.einsum("n,npq->pq", weight, C)
             nothing = jnp.zeros_like(conjugates.direction)
             overlaps = OrderParameters(average(f, f), average(f, w), V, nothing)
-            return WeightAverages(overlaps, jnp.einsum("n,nac,nbd->abcd", weight, C, C))
+            squared = jnp.einsum("n,nac,nbd->abcd", weight, C, C)
+            return WeightAverages(overlaps, squared, missing_array((), V.dtype))
 
         terms = jax.vmap(component)(mixture.log_weight, mixture.mean, mixture.factor)
         return jax.tree.map(lambda x: jnp.sum(x, 0), terms)

@@ -8,7 +8,7 @@ matrices defined by their spectrum; factors: those that are products of factors.
 from jaxsmi.priors.base import AbstractPrior, Traits
 from jaxsmi.priors.discrete import BernoulliGauss, GaussianMixture, Rademacher
 from jaxsmi.priors.factors import ProductPrior, WishartPrior
-from jaxsmi.priors.iid import AbstractIidPrior, Gaussian, GaussianProfile
+from jaxsmi.priors.iid import AbstractIidPrior, Gaussian, GaussianProfile, power_law
 from jaxsmi.priors.spectral import AbstractMatrixLaw, SpectralPrior
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "SpectralPrior",
     "Traits",
     "WishartPrior",
+    "power_law",
 ]

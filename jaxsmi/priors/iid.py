@@ -633,6 +633,38 @@ class GaussianProfile(AbstractIidPrior):
         return s * (L @ inverse @ L.T)
 
 
+def power_law(dimension: int, exponent: ArrayLike) -> Array:
+    r"""Variances that fall as a power, of mean one.
+
+        s_k ∝ k^{-a},  (1/D) Σ_k s_k = 1
+
+    As eigenvalues of the covariance of features they are the capacity condition of kernel
+    regression, and t_k ∝ k^{-1-a(2r-1)} of the teacher's weights the source condition: the profile
+    of the teacher is s_k t_k ∝ k^{-1-2ra}. Of mean one, fields of iid weights have variance one.
+
+    Args:
+        dimension: D.
+        exponent: a.
+
+    Returns:
+        s (D,), decreasing where a > 0; differentiable in a.
+
+    Raises:
+        ValueError: For D that is no integer >= 1, or a that is no number.
+
+    Example:
+        >>> import jaxsmi as smi
+        >>> print(smi.priors.power_law(3, 1.0).round(2))
+        [1.64 0.82 0.55]
+
+    Source:
+        [CLKZ21], [theory: empirical-risk, section 8].
+    """
+    a, D = validate.number("exponent", exponent), validate.count("dimension", dimension)
+    # a softmax, as powers may overflow before they are normalised
+    return D * jax.nn.softmax(-a * jnp.log(jnp.arange(1.0, D + 1.0, dtype=a.dtype)))
+
+
 @eqx.filter_jit
 def _draw(prior: Gaussian, key: PRNGKeyArray, indices: int, dimension: int) -> Array:
     """Draw C_0^{1/2} ξ (P, D)."""

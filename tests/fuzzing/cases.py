@@ -125,6 +125,7 @@ case(
     means="array", scales="array", mirrored="flag",
 )  # fmt: skip
 case(smi.priors.GaussianProfile, {"variances": [1.0, 2.0]}, variances="positive array")
+case(smi.priors.power_law, {"dimension": 6, "exponent": 1.5}, exponent="real")
 case(smi.priors.ProductPrior, {"aspect_ratio": 1.0, "rank_ratio": 0.5})
 case(smi.priors.WishartPrior, {"rank_ratio": 0.5})
 for prior in (
@@ -191,7 +192,7 @@ OVERLAP = {"model": LINEAR, "overlap": 0.5, "key": KEY}
 case(smi.generalization_error, OVERLAP, predictor="choice")
 
 # Learners
-case(smi.Erm, {})
+case(smi.Erm, {}, ridge="non-negative array")
 case(smi.Erm(LINEAR).risk, {"weights": TEACHER, "data": COLUMN})
 case(smi.MatrixErm, {"ridge": 0.1}, {"nuclear": ("ridge",)})
 case(smi.MatrixErm.of_weight_decay, {"student": SYMMETRIC, "decay": 0.1}, decay="positive")

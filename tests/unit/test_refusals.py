@@ -116,6 +116,11 @@ def relabelled(of):
     return passing(SCORES, smi.Dataset(data.inputs, of(data.labels)))
 
 
+def profile(columns):
+    """Linear labels of weights whose columns have variances of their own."""
+    return smi.links.linear(0.1, prior=smi.priors.GaussianProfile(np.arange(1.0, columns + 1.0)))
+
+
 def risk(loss):
     return evolve(SIGN, learner=smi.Erm(LINEAR, loss=loss))
 
@@ -418,6 +423,12 @@ LEARNERS = [
     ("loss", lambda: risk(lambda p, y: jnp.sum(jnp.log(p)))),
     ("loss", lambda: risk(lambda p, y: jnp.sum(jnp.abs(p - y)))),
     ("student", lambda: evolve(SIGN, learner=smi.Erm(smi.DeepAttention(1, 2)))),
+    ("ridge", lambda: smi.Erm(ridge=EYE)),
+    ("ridge", lambda: smi.Erm(ridge=[0.1, -0.1])),
+    ("ridge", lambda: evolve(profile(3), learner=smi.Erm(ridge=[0.1, 0.2]))),
+    ("ridge", lambda: passing(LINEAR, learner=smi.Erm(ridge=[0.1, 0.2]))),
+    ("ridge", lambda: smi.Erm(LINEAR, ridge=[0.1, 0.2]).risk(np.ones((1, 5)), DATA)),
+    ("student", lambda: evolve(profile(3), learner=smi.Mismatched(profile(2)))),
     ("model", lambda: evolve(SCORES, learner=LOGISTIC)),
     ("model", lambda: evolve(BILINEAR, learner=RISK)),
     ("teacher_overlap",
