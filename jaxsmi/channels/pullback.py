@@ -7,7 +7,8 @@ knows g_v:
 
     Γ = 2 Σ_i g_v,i(y; E·ω, 2V) E_i,   f(q) = 4 E‖g_v‖² at (2q, 2V),   Ψ unchanged
 
-T = 1 is the field of a symmetric matrix seen through symmetric Gaussian inputs.
+T = 1 is the field of a symmetric matrix seen through symmetric Gaussian inputs. The other way, Eᵀ
+with ½ in place of 2 makes a channel of the coordinates of that of scores.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ def frame(size: int) -> np.ndarray:
 
 class PullbackChannel(AbstractChannel):
     """Channel of scores (T, T) from the channel `inner` of their T(T+1)/2 coordinates; field
-    vectors have T² components."""
+    vectors have T² components. `scale`: variance of the fields of `inner` in units of V."""
 
     inner: AbstractChannel
     _basis: tuple[tuple[float, ...], ...] = eqx.field(static=True)
+    scale: float = eqx.field(static=True)
 
-    def __init__(self, inner: AbstractChannel, basis: np.ndarray):
+    def __init__(self, inner: AbstractChannel, basis: np.ndarray, scale: float = 2.0):
         self.inner = inner
+        self.scale = scale
         self.tokens: int = len(basis)
         self.indices: int = inner.indices
         # static, so that it is no leaf with a derivative; as tuples, which can be hashed
@@ -85,16 +88,9 @@ class PullbackChannel(AbstractChannel):
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Return g = Γ in the layout of the engine, from ω (N, P, T²), V (P, P)."""
-        E = jnp.asarray(self.basis, omega.dtype)
         # along a unit matrix scores have variance 2V, as on their diagonal
-        post = self.inner.respond(statistic, omega @ E, 2.0 * V, key)
-
-        def mapped(g: Array, dg: Array) -> tuple[Array, Array]:
-            return 2.0 * g @ E.T, 2.0 * jnp.einsum("am,...pmqk,bk->...paqb", E, dg, E)
-
-        halves = None if post.halves is None else mapped(*post.halves)
-        g, dg = mapped(post.g, post.dg)
-        return Posterior(post.log_partition, g, dg, post.ess, post.error, post.dg_error, halves)
+        post = self.inner.respond(statistic, omega @ self.basis, self.scale * V, key)
+        return pulled_back(post, self.basis, self.scale)
 
     def response(
         self,
@@ -109,6 +105,26 @@ class PullbackChannel(AbstractChannel):
         """Average Tr Γ^l Γ^k (P, P)."""
         # Q and V of the coordinates; one factor of two more for each derivative in Q
         settings = {"key": key, "points": points, "nets": nets, "tangents": tangents}
-        r = self.inner.response(2.0 * Q, 2.0 * V, **settings)
-        scaled = (4.0 * r.mean, 4.0 * r.replicas, 8.0 * r.jacobian)
+        scale = self.scale
+        r = self.inner.response(scale * Q, scale * V, **settings)
+        scaled = (scale**2 * r.mean, scale**2 * r.replicas, scale**3 * r.jacobian)
         return eqx.tree_at(lambda r: (r.mean, r.replicas, r.jacobian), r, scaled)
+
+
+def pulled_back(post: Posterior, basis: np.ndarray, scale: float) -> Posterior:
+    """Return Γ = scale·E g and its derivative from the posterior of the fields E·ω."""
+    E = jnp.asarray(basis, post.g.dtype)
+
+    def mapped(g: Array, dg: Array) -> tuple[Array, Array]:
+        return scale * g @ E.T, scale * jnp.einsum("am,...pmqk,bk->...paqb", E, dg, E)
+
+    halves = None if post.halves is None else mapped(*post.halves)
+    g, dg = mapped(post.g, post.dg)
+    return Posterior(post.log_partition, g, dg, post.ess, post.error, post.dg_error, halves)
+
+
+def coordinates(channel: AbstractChannel) -> AbstractChannel:
+    """Return the channel of the coordinates E·h of a channel of scores."""
+    if isinstance(channel, PullbackChannel):
+        return channel.inner
+    return PullbackChannel(channel, frame(channel.tokens).T, 0.5)

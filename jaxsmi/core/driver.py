@@ -382,6 +382,7 @@ class LearnerSolution(Solution):
         potential: Φ, the energy at a fixed point.
         jump_fraction: Fraction of samples whose proximal point has another minimum.
         gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
+        spectrum: In theory of one matrix, the law of what was learned (`LearnedSpectrum`).
         stderrs: Standard errors, by the names above; that of the overlap is `stderr`.
     """
 
@@ -393,6 +394,7 @@ class LearnerSolution(Solution):
     potential: Array | None = None
     jump_fraction: Array | None = None
     gradient_norm: Array | None = None
+    spectrum: PyTree | None = None
     stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
 
     def _numbers(self) -> dict[str, str]:

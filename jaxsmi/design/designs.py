@@ -430,8 +430,20 @@ class AbstractOperator(eqx.Module):
     @property
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
         """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by name."""
-        # for matrices g gᵀ is a mean over many samples, and no other estimate is needed
-        return {"outer": lambda g, _: self._outer_precision(g)}
+        return {
+            "outer": lambda g, _: self._outer_precision(g),
+            "divergence": lambda _, dg: self.divergence_precision(dg),
+        }
+
+    def divergence_precision(self, dg: Array) -> Array:
+        """Estimate A as -(1/n) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
+        # symmetric in expectation only
+        total = self.sum_devices(jnp.einsum("npmqm->pq", self._along_fields(dg)))
+        return symmetric(-total / self.entries)
+
+    def _along_fields(self, dg: Array) -> Array:
+        """∂g times the covariance of the fields in units of V."""
+        return dg
 
     def _outer_precision(self, g: Array) -> Array:
         """Estimate A (P, P) as (1/n) Σ_μ Σ_m g gᵀ, g (N, P, M): positive semi-definite."""
@@ -441,7 +453,8 @@ class AbstractOperator(eqx.Module):
     def squared(self, dg: Array, dg_too: Array) -> Array:
         """Compute X ↦ (1/n) Σ_μ Σ_{m,k} ∂g_{mk} X ∂g_{mk}ᵀ (P, P, P, P) from two independent
         estimates of ∂g (N, P, M, P, M): the covariance of fields of covariance X, passed back."""
-        return self.alpha * self.mean(dg.shape[0] * conjugation(dg, dg_too)[None])
+        pair = conjugation(self._along_fields(dg), dg_too)
+        return self.alpha * self.mean(dg.shape[0] * pair[None])
 
     @property
     def samples(self) -> int:
@@ -612,11 +625,7 @@ class IndexOperator(AbstractOperator):
     @property
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
         """g gᵀ, ∂g, and both: their difference is a control variate."""
-        return {
-            **super().precisions,
-            "controlled": self.controlled_precision,
-            "divergence": lambda _, dg: self.divergence_precision(dg),
-        }
+        return {**super().precisions, "controlled": self.controlled_precision}
 
     def controlled_precision(self, g: Array, dg: Array) -> Array:
         """Estimate A as α ⟨g gᵀ - β (g gᵀ + ∂g)⟩ (P, P), its negative part (if any) cut."""
@@ -626,11 +635,6 @@ class IndexOperator(AbstractOperator):
         # β from the same samples is biased by O(1/N); outside [0, 1] it would extrapolate
         beta = jnp.clip(quotient(*parts), 0.0, 1.0)
         return positive_part(self.alpha * (self.mean(outer) - beta * self.mean(control)))
-
-    def divergence_precision(self, dg: Array) -> Array:
-        """Estimate A as -(1/D) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
-        # symmetric in expectation only
-        return symmetric(-self.sum_devices(jnp.einsum("npmqm->pq", dg)) / self.entries)
 
 
 def symmetric_gaussian(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -679,7 +683,7 @@ class RectangularDesign(AbstractDesign):
 
     def operator(self, inputs: Inputs) -> RectangularOperator:
         """S -> ⟨X, S⟩/√(dL)."""
-        return RectangularOperator(inputs)
+        return RectangularOperator(inputs, symmetric=self.prior.symmetric)
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
         """Warn if rounding moves β, ρ or α by more than 1 %."""
@@ -716,7 +720,14 @@ class RectangularOperator(AbstractOperator):
     Args:
         inputs: Inputs (N, L, d).
         axes: Axes of the mesh that the samples are spread over. Default: none.
+        symmetric: Inputs are symmetric, of variance two on the diagonal.
     """
+
+    symmetric: bool = eqx.field(static=True, default=False)
+
+    def _along_fields(self, dg: Array) -> Array:
+        """Fields of symmetric inputs have variance two."""
+        return 2.0 * dg if self.symmetric else dg
 
     @property
     def entries(self) -> int:
@@ -791,12 +802,11 @@ class SymmetricOperator(AbstractOperator):
         one."""
         return jnp.diag(jnp.diagonal(super()._outer_precision(g)))
 
-    def squared(self, dg: Array, dg_too: Array) -> Array:
-        """See `AbstractOperator.squared`: fields are symmetric, of variance two on the diagonal."""
+    def _along_fields(self, dg: Array) -> Array:
+        """Fields are symmetric, of variance two on the diagonal."""
         T = self.inputs.shape[1]
         halves = dg.reshape(*dg.shape[:-1], T, T)
-        both = (halves + jnp.swapaxes(halves, -1, -2)).reshape(dg.shape)
-        return super().squared(both, dg_too)
+        return (halves + jnp.swapaxes(halves, -1, -2)).reshape(dg.shape)
 
     def forward(self, W: Array) -> Array:
         """Compute fields (N, L, T²) of the signals (L, d, d)."""

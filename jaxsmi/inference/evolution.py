@@ -147,12 +147,18 @@ def state_evolution(
         unused = iteration.tolerance is None or not closed_form
         check(unused, "tolerance", iteration.tolerance, "None: a root")
     else:
-        closed_form = learner.closed_form
-        kind = MatrixLearnerMap if closed_form else LearnerMap
+        closed_form = learner.closed_form(model)
+        kind = MatrixLearnerMap if learner.matrix else LearnerMap
+    if closed_form or kind is MatrixLearnerMap:
+        _check_no_start(start)
     if closed_form:
-        _check_closed_form(start, averages)
+        unset = averages.points is None and averages.nets is None
+        check(unset, "averages", averages, f"the default {_NO_POINTS}")
     problem = kind.of(Arguments(model, alpha, key, start, averages, learner))
     return solve(problem, iteration, progress)
+
+
+_NO_POINTS = "for a matrix model, whose averages need no random points"
 
 
 def solve(
@@ -186,13 +192,11 @@ def as_start(start: ArrayLike | Start | None) -> Start:
     return Start(overlap)
 
 
-def _check_closed_form(start: Start, averages: Averages) -> None:
-    """Raise a ValueError for settings of an iteration on random points, which would be ignored."""
-    reason = "for a matrix model, whose averages need no random points and no start"
+def _check_no_start(start: Start) -> None:
+    """Raise a ValueError for a start, which would be ignored."""
     numbers = (start.overlap, start.teacher_overlap, start.variance, start.direction_overlap)
-    check(all(x is None for x in numbers) and not start.aided, "start", start, f"None {reason}")
-    unset = averages.points is None and averages.nets is None
-    check(unset, "averages", averages, f"the default {reason}")
+    allowed = "None for a matrix model, whose iteration has its own start"
+    check(all(x is None for x in numbers) and not start.aided, "start", start, allowed)
 
 
 # Vanishing noise

@@ -12,8 +12,8 @@ inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -37,14 +37,20 @@ from jaxsmi.inference.order_map import (
     Settings,
     run_from,
 )
-from jaxsmi.learners.base import Conjugates, OrderParameters, WeightAverages, learner_of
+from jaxsmi.learners.base import (
+    AbstractIndexLearner,
+    Conjugates,
+    OrderParameters,
+    WeightAverages,
+    learner_of,
+)
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.anderson import Anderson, AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.quadrature import standard_error
 
 _POINTS = 32768  # empirical: twice those of Bayes, as each has its mirror images
-_NETS = 16
+NETS = 16
 
 _SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂ that are a jump
 _SUSPECT = 2.0  # above which V̂ is taken by parts
@@ -52,6 +58,16 @@ _NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
 # Where a run that does not end begins to come down, and steps to λ (empirical: of the logistic loss
 # at α = 50 factors of 10 fail at λ = 0.01, of 3.2 at 0.003)
 _EASY_RIDGE, _RIDGES = 0.1, 8
+
+
+class Moves(NamedTuple):
+    """An average, and by each of its rules (R, ..)."""
+
+    mean: PyTree
+    each: PyTree
+
+
+Push = Callable[[PyTree], tuple[PyTree, Numbers]]
 
 
 class AbstractLearnerMap(AbstractOrderMap):
@@ -81,6 +97,38 @@ class AbstractLearnerMap(AbstractOrderMap):
     def observed(self, x: PyTree) -> Numbers:
         """The record of a step."""
 
+    def bars(
+        self, x: PyTree, value: Moves, numbers: Moves, push: Push, J: Array
+    ) -> tuple[Numbers, Numbers]:
+        """Errors of all numbers at x: by the spread of the rules of an average, and by the distance
+        of x from its fixed point.
+
+        Args:
+            x: Order parameters.
+            value: F(x), and by each rule (R, ..).
+            numbers: Those at x, and by each rule.
+            push: Derivative of both along a change of x.
+            J: (n, n).
+        """
+        still = dict.fromkeys(self.stationary, jnp.zeros(()))
+
+        def carried(move: PyTree, change: Numbers) -> Numbers:
+            """Changes of all numbers where F and the numbers at fixed x change by these."""
+            moved = fixed_point.resolvent(J, move)
+            through = push(moved)[1] | still
+            return self.named(moved) | jax.tree.map(jnp.add, change, through)
+
+        gaps = lambda a, b: jax.tree.map(jnp.subtract, a, b)
+        moved = jax.vmap(carried)(gaps(value.each, value.mean), gaps(numbers.each, numbers.mean))
+        # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
+        nothing = jax.tree.map(jnp.zeros_like, numbers.mean)
+        return jax.tree.map(standard_error, moved), carried(gaps(value.mean, x), nothing)
+
+    def named(self, x: PyTree) -> Numbers:
+        """Order parameters that are numbers of a solution themselves."""
+        del x
+        return {}
+
     def iterate(self, start: PyTree, settings: Settings) -> Run[AndersonState]:
         """The end of the iteration from a start."""
         still = frozen(self)
@@ -98,6 +146,28 @@ class AbstractLearnerMap(AbstractOrderMap):
         )
         return run_from(solver, settings)
 
+    def without_jumps(
+        self, labels: LabelAverages, run: Run[AndersonState], settings: Settings
+    ) -> tuple[Self, Run[AndersonState]]:
+        """A run with V̂ by parts, again with V̂ as a divergence where the fixed point shows no
+        jumps; `labels`: the averages of this map."""
+        if not (labels.learner.regularity.jumps and settings.newton):
+            return self, run
+        use_parts = _differ(averages_of(frozen(labels), self.parameters(run.state.x)), _SUSPECT)
+        if concrete(use_parts) and bool(use_parts):
+            return self, run
+        problem = self.with_parts(use_parts)
+        end = problem.iterate(run.state.x, settings)
+        return problem, Run(end.state, run.step + end.step, end.result, run.history)
+
+    @abc.abstractmethod
+    def parameters(self, x: PyTree) -> OrderParameters:
+        """Order parameters of the averages over labels."""
+
+    @abc.abstractmethod
+    def with_parts(self, use_parts: Array) -> Self:
+        """The map with V̂ by parts, or as a divergence."""
+
 
 class LearnerMap(LabelAverages, AbstractLearnerMap):
     """State evolution of a learner of indices on labels of a teacher at one α."""
@@ -113,7 +183,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             validate.number("start", start.overlap, validate.POSITIVE)  # before any computation
         student, teacher = learner_of(learner, model)
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
-        points_per_net, nets = averages.sizes(_POINTS, _NETS, 4)
+        points_per_net, nets = averages.sizes(_POINTS, NETS, 4)
         # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
         use_parts = jnp.asarray(student.regularity.kinks or student.regularity.jumps)
         problem = cls(teacher, alpha, key, student, points_per_net, nets, use_parts)
@@ -224,14 +294,15 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
         run = self._through_ridges(start, self.iterate(start, settings), settings)
-        if not (self.learner.regularity.jumps and settings.newton):
-            return self, run
-        use_parts = _differ(_answers(frozen(self), run.state.x), _SUSPECT)
-        if concrete(use_parts) and bool(use_parts):
-            return self, run
-        problem = eqx.tree_at(lambda p: p.use_parts, self, use_parts)
-        end = problem.iterate(run.state.x, settings)
-        return problem, Run(end.state, run.step + end.step, end.result, run.history)
+        return self.without_jumps(self, run, settings)
+
+    def parameters(self, x: OrderParameters) -> OrderParameters:
+        """x itself."""
+        return x
+
+    def with_parts(self, use_parts: Array) -> Self:
+        """See `AbstractLearnerMap.with_parts`."""
+        return eqx.tree_at(lambda p: p.use_parts, self, use_parts)
 
     def _through_ridges(
         self, start: OrderParameters, run: Run[AndersonState], settings: Settings
@@ -273,22 +344,10 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         replicon = jnp.einsum("abcd,cdef->abef", squared, answers.squared)
         stability = fixed_point.perron_value(replicon)
 
-        still = dict.fromkeys(self.stationary, jnp.zeros(()))
-
-        def carried(move: OrderParameters, change: Numbers) -> Numbers:
-            """Changes of all numbers where F and the numbers at fixed x change by these."""
-            moved = fixed_point.resolvent(J, move)
-            through = push(moved)[1] | still
-            return vars(moved) | jax.tree.map(jnp.add, change, through)
-
-        gaps = lambda a, b: jax.tree.map(jnp.subtract, a, b)
-        moved = jax.vmap(carried)(gaps(values, value), gaps(each, measured))
-        # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
-        rest = carried(gaps(value, x), dict.fromkeys(measured, jnp.zeros(())))
-        spread = jax.tree.map(standard_error, moved)
+        spread, rest = self.bars(x, Moves(value, values), Moves(measured, each), push, J)
         errors = jax.tree.map(jnp.hypot, spread, rest)
 
-        code = self._code(run, answers, stability, _within(rest, spread, vars(x)))
+        code = end_code(run, self.learner, answers, stability, within(rest, spread, vars(x)))
         sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)
         errors = jax.tree.map(lambda e: jnp.where(sound, e, missing()), errors)
         fields = {
@@ -299,24 +358,12 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         }
         return End(x, vars(x) | measured, J, errors, code, fields)
 
-    def _code(
-        self, run: Run[AndersonState], answers: LearnerAverages, stability: Array, steady: Array
-    ) -> Array:
-        """UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed."""
-        # on a finite number of points the map of a loss with kinks jumps: x is an end where its
-        # distance to the fixed point is within its statistical error
-        success = (run.result == Result.SUCCESS) | steady & (run.result == Result.MAX_STEPS)
-        result = jnp.where(success, int(Result.SUCCESS), run.result)
-        regularity = self.learner.regularity
-        jumps = regularity.jumps & _differ(answers, _SIGNIFICANT)
-        # of a convex loss at most one: above it is an error of the sampled averages
-        broken = (stability >= 1.0) & (not regularity.convex)
-        missed = answers.residual > self.learner.tolerance
-        code = jnp.where(success & missed, Result.INACCURATE, result)
-        return jnp.where(success & (broken | jumps), Result.UNSTABLE, code)
+    def named(self, x: OrderParameters) -> Numbers:
+        """x itself."""
+        return vars(x)
 
 
-_answers = eqx.filter_jit(LearnerMap.answers)
+averages_of = eqx.filter_jit(LabelAverages.answers)
 
 
 def typical_ridge(ridge: Array) -> float:
@@ -325,7 +372,28 @@ def typical_ridge(ridge: Array) -> float:
     return 0.0 if np.any(values == 0.0) else float(1.0 / np.mean(1.0 / values))
 
 
-def _within(distance: Numbers, spread: Numbers, names: Iterable[str]) -> Array:
+def end_code(
+    run: Run[AndersonState],
+    learner: AbstractIndexLearner,
+    answers: LearnerAverages,
+    stability: Array,
+    steady: Array,
+) -> Array:
+    """UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed."""
+    # on a finite number of points the map of a loss with kinks jumps: x is an end where its
+    # distance to the fixed point is within its statistical error
+    success = (run.result == Result.SUCCESS) | steady & (run.result == Result.MAX_STEPS)
+    result = jnp.where(success, int(Result.SUCCESS), run.result)
+    regularity = learner.regularity
+    jumps = regularity.jumps & _differ(answers, _SIGNIFICANT)
+    # of a convex loss at most one: above it is an error of the sampled averages
+    broken = (stability >= 1.0) & (not regularity.convex)
+    missed = answers.residual > learner.tolerance
+    code = jnp.where(success & missed, Result.INACCURATE, result)
+    return jnp.where(success & (broken | jumps), Result.UNSTABLE, code)
+
+
+def within(distance: Numbers, spread: Numbers, names: Iterable[str]) -> Array:
     """Every entry of the distances of these numbers is within its spread."""
     inside = [jnp.all(jnp.abs(distance[name]) <= spread[name]) for name in names]
     return jnp.all(jnp.stack(inside))

@@ -1,7 +1,7 @@
 r"""Learners in message passing: their responses, how their runs go, and their risk at the end.
 
 Equations here [Cui24; theory: empirical-risk, sections 1, 2 and 7], along the iteration of
-gamp_step.py with g of the learner; of rows A is the divergence, of a matrix that of theory:
+gamp_step.py with g of the learner; A is the divergence, of a linear matrix that of theory:
 
     R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²,    ∇R = (1/√D) Σ_μ ∂ℓ(z_μ) x_μᵀ + λ W
 
@@ -17,9 +17,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.pullback import frame, pulled_back
+from jaxsmi.core.arrays import missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.inference.gamp_step import Risk, Task
 from jaxsmi.learners.base import (
@@ -28,7 +30,8 @@ from jaxsmi.learners.base import (
     AbstractResponder,
     learner_of,
 )
-from jaxsmi.learners.matrix_erm import MatrixErm, residual, student_of, with_unit_noise
+from jaxsmi.learners.erm import Erm
+from jaxsmi.learners.matrix_erm import MatrixErm, one_matrix, with_unit_noise
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.matrix import MatrixModel
 
@@ -44,9 +47,14 @@ def _index_task(model: AbstractModel, learner: AbstractIndexLearner) -> Task:
 
 def _matrix_task(model: AbstractModel, learner: MatrixErm) -> Task:
     """A learner of one matrix."""
-    teacher = student_of(model)
-    responder = _MatrixResponder(with_unit_noise(teacher), learner)
-    return _risk_task(responder.student, responder, _MatrixRisk(teacher, responder), "state")
+    teacher = one_matrix(model)
+    if learner.closed_form(teacher):
+        responder, precision = _MatrixResponder(with_unit_noise(teacher), learner), "state"
+    else:
+        fields, _ = learner.of_fields(teacher)
+        responder, precision = _LossResponder(teacher, learner, fields), "divergence"
+    risk = _MatrixRisk(teacher, responder)
+    return _risk_task(responder.student, responder, risk, precision)
 
 
 def _risk_task(
@@ -63,8 +71,8 @@ def _risk_task(
 
 
 def learner_task(model: AbstractModel, learner: Any) -> Task:
-    """Message passing of a learner of rows, or of one matrix (averages in closed form)."""
-    return (_matrix_task if learner.closed_form else _index_task)(model, learner)
+    """Message passing of a learner of rows, or of one matrix."""
+    return (_matrix_task if learner.matrix else _index_task)(model, learner)
 
 
 class _IndexRisk(eqx.Module):
@@ -88,7 +96,8 @@ class _IndexRisk(eqx.Module):
 
 
 class _MatrixResponder(AbstractModelResponder):
-    """Responses of a model with label noise of variance one, and the shrinkage of the penalty."""
+    """Responses of a model, with label noise of variance one those of the square loss, and the
+    shrinkage of the penalty."""
 
     student: MatrixModel
     learner: MatrixErm
@@ -104,6 +113,34 @@ class _MatrixResponder(AbstractModelResponder):
         made, slope = shrinkage.symmetric_matrix(R) if prior.symmetric else shrinkage.matrix(R)
         return unit * made[None], slope / precision * jnp.ones((1, 1))
 
+    def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """NaN, and C ⊗ C by what one field of noise becomes, to first order."""
+        noise = self.student.prior.noise(jax.random.key(0), b.shape)
+        _, moved = jax.jvp(lambda b: self.posterior(b, A)[0], (b,), (noise,))
+        return missing_array((), b.dtype), jnp.mean(moved**2).reshape(1, 1, 1, 1)
+
+
+class _LossResponder(_MatrixResponder):
+    """Responses of any loss, by the learner of the coordinates of the fields."""
+
+    fields: Erm
+
+    @property
+    def tolerance(self) -> Array:
+        return self.fields.tolerance
+
+    def statistic(self, labels: Array) -> Array:
+        return labels
+
+    def respond(
+        self, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray | None = None
+    ) -> Posterior:
+        if not self.student.prior.symmetric:
+            return self.fields.respond(statistic, omega, V)
+        E = frame(self.student.tokens)
+        scale = 0.5 / self.student.prior.weight
+        return pulled_back(self.fields.respond(statistic, omega @ E, scale * V), E, scale)
+
 
 class _MatrixRisk(eqx.Module):
     """R of a matrix; the model of its solution is the teacher's, with the noise of that."""
@@ -112,17 +149,20 @@ class _MatrixRisk(eqx.Module):
     responder: _MatrixResponder
 
     def __call__(self, W: Array, data: Dataset) -> dict[str, Any]:
+        learner = self.responder.learner
         operator = self.teacher.design.operator(data.inputs)
-        missed = residual(self.teacher, W, data)
-        loss = 0.5 * jnp.sum(missed**2) / data.samples
+        loss = lambda h: learner.losses(self.teacher, h, data.labels)
+        losses, pull = jax.vjp(loss, operator.forward(W))
+        slope = pull(jnp.ones_like(losses))[0]
         # a nuclear norm has no gradient: instead a step of size one down the loss, and the
         # shrinkage of the penalty. It moves S nowhere at the minimum alone, and without that norm
         # by (1 + λ)^{-1} ∇R
         A = jnp.ones((1, 1), theory_dtype()) / (2.0 * self.teacher.prior.weight)
-        moved, _ = self.responder.posterior((W + operator.adjoint(missed)) * A[0, 0], A)
+        moved, _ = self.responder.posterior((W - operator.adjoint(slope)) * A[0, 0], A)
+        train = jnp.mean(losses)
         return {
-            "train_loss": loss,
-            "energy": operator.alpha * loss + self.responder.learner.penalty(W),
+            "train_loss": train,
+            "energy": operator.alpha * train + learner.penalty(W),
             "gradient_norm": jnp.sqrt(jnp.mean((moved - W) ** 2)),
             "model": self.teacher,
         }

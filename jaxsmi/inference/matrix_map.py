@@ -8,23 +8,35 @@ the prior at the precision q̂:
 The left side increases with q̂, so that its root is bracketed and found however slowly an
 iteration would crawl.
 
-Empirical risk [theory: empirical-risk, Eqs. (27) to (31)], labels linear in S, f_Δ(V) the
-information of a label with noise Δ and M_y its measurements (a loss ½ ‖.‖² answers as one that
-believes in Δ = 1), F the shrinkage of the penalty and F_B that of the posterior mean:
+Empirical risk [theory: empirical-risk, Eqs. (27) to (31); trained-attention, section 2]. The labels
+make a field of precision A and noise N A², c S + √(N) Z, of which the penalty keeps F; F_B is the
+posterior mean of S, and δ = N/c²:
 
-    e = Q_0 - 2 M + Q,   δ = 1/(α f_Δ(e)),   A = α f_1(V)
-    Q = ∫ F(x)² μ_δ,   M = ∫ F(x) F_B(x) μ_δ,   V = ∫ F(x) (x - F_B(x)) μ_δ/(δ A)
-    test loss  M_y²/(2 f_Δ(e)),   train loss  test · (f_1(V)/f_1(0))²
-    energy  α train + (λ/2) Q + τ ∫ |F(x)| μ_δ
-    stability  ∫∫ [(F(x) - F(y))/(x - y)]² μ_δ μ_δ/(α M_y), below one
+    Q = ∫ F(c x)² μ_δ,   M = ∫ F(c x) F_B(x) μ_δ,   V = ∫ F(c x) (x - F_B(x)) μ_δ/(c δ A)
+    e = Q_0 - 2 M + Q,   energy  α train + (λ/2) Q + τ ∫ |F(c x)| μ_δ
+    stability  κ³ T ∫∫ [(F(c x) - F(c y))/(c x - c y)]² μ_δ μ_δ/A², below one
 
 μ_δ is the law of the eigenvalues, or singular values, of S + √δ Z (for a rectangular matrix over
-√R₁, and with the part of its long side). V by parts is the divergence ∫∫ (F(x) - F(y))/(x - y)/A.
-The risk is convex: there is one fixed point, wherever the iteration starts.
+√R₁, and with the part of its long side). V by parts is the divergence
+∫∫ (F(c x) - F(c y))/(c x - c y)/A. With averages (Q̂, M̂, V̂, T = α E ‖∂g‖²) over labels
+(inference/label_averages.py) of the coordinates of the fields, of overlaps κ Q, κ M and response
+κ V, κ = 1/(2w):
+
+    A = κ² V̂,   N A² = κ² Q̂,   c = M̂/V̂
+
+Labels linear in S and the square loss have closed forms, f_Δ(V) the information of a label with
+noise Δ and M_y its measurements (a loss ½ ‖.‖² answers as one that believes in Δ = 1):
+
+    A = α f_1(V),   N = 1/(α f_Δ(e)),   c = 1,   κ³ T/A² = 1/(α M_y)
+    test loss  M_y²/(2 f_Δ(e)),   train loss  test · (f_1(V)/f_1(0))²
+
+That risk is convex: there is one fixed point, wherever the iteration starts. The iteration is one
+of x = (log e, log V, (Q - M)/√e), in which Q = Q_0 + 2 (Q - M) - e cancels nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar, NamedTuple, Self
 
 import equinox as eqx
@@ -34,10 +46,18 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, frozen, missing_array, nan_unless, theory_dtype
+from jaxsmi.core.arrays import concrete, frozen, missing, missing_array, nan_unless, theory_dtype
 from jaxsmi.core.driver import Result, Run
 from jaxsmi.core.validate import check
-from jaxsmi.inference.learner_map import AbstractLearnerMap
+from jaxsmi.inference.label_averages import LabelAverages, LearnerAverages
+from jaxsmi.inference.learner_map import (
+    NETS,
+    AbstractLearnerMap,
+    Moves,
+    averages_of,
+    end_code,
+    within,
+)
 from jaxsmi.inference.order_map import (
     AbstractOrderMap,
     Arguments,
@@ -46,7 +66,9 @@ from jaxsmi.inference.order_map import (
     OverlapMap,
     Settings,
 )
-from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, student_of, with_unit_noise
+from jaxsmi.learners.base import OrderParameters
+from jaxsmi.learners.learned_spectrum import LearnedSpectrum
+from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, one_matrix, with_unit_noise
 from jaxsmi.models.base import title
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import fixed_point, roots
@@ -54,9 +76,11 @@ from jaxsmi.numerics.anderson import AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
 from jaxsmi.numerics.symmetric_spectrum import NODES, AbstractSpectrum, band_nodes
 
+_POINTS = 8192  # empirical: e to .4 % in trained softmax attention of two tokens
 _MAX_PRECISION = 1e12  # beyond it only V < 1e-12 is known; spectra resolve 1e14
 _MAX_RESPONSE = 1e8  # response that the iteration starts with, at most
 _MIN_PARAMETER = 1e-14  # an order parameter that counts as zero
+_MIN_GAIN = 1e-6  # c at least: labels that tell nothing of S
 _MIN_NOISE = 1e-10  # δ at least, what the spectra resolve: a smaller e is rounding
 _PLAIN_AFTER = (Result.DIVERGED, Result.MAX_STEPS)  # ends after which plain steps are taken
 _PANELS = 4  # of a band: dense where the law's own nodes are
@@ -156,16 +180,36 @@ def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
 # --------------------------------------------------------------------------------------------
 
 
-class _Estimate(NamedTuple):
-    """A matrix seen with noise δ, and its estimate at a precision A: nodes `x` with their `weight`,
-    F = `shrinkage` of them, the values `best` of the posterior mean, and the `error` of that."""
+class FieldOfMatrix(NamedTuple):
+    """What labels tell of the matrix: b = `signal` S + √`noise` Z, of `precision` A."""
 
     noise: Array
+    signal: Array
     precision: Array
+
+
+class _Labels(NamedTuple):
+    """Averages over labels by each rule (R,): the `field` of the matrix, and losses; T."""
+
+    field: FieldOfMatrix
+    train: Array
+    test: Array
+    squared: Array
+
+
+class _Estimate(NamedTuple):
+    """A matrix seen with noise δ, and its estimate at a precision A: nodes `x` of R = c S + .. with
+    their `weight`, F = `shrinkage` of them, the values `best` of the posterior mean, what is from
+    it `apart`, and the `error` of that mean."""
+
+    law: AbstractSpectrum
+    gain: Array
+    response: Array
     x: Array
     weight: Array
     shrinkage: Shrinkage
     best: Array
+    apart: Array
     error: Array
     aspect: Array
     symmetric: bool
@@ -211,109 +255,231 @@ def _nodes(law: AbstractSpectrum, threshold: Array, symmetric: bool) -> tuple[Ar
 
 
 class MatrixLearnerMap(AbstractLearnerMap):
-    """State evolution of a minimiser of a risk, as a map of x = (log e, log V): near recovery both
-    fall by orders, and an extrapolation of the numbers themselves would go through zero."""
+    """State evolution of a minimiser of a risk, as a map of x (module docstring): near recovery e
+    and V fall by orders, and an extrapolation of the numbers themselves would go through zero.
+
+    `labels`: averages over labels, None where they have closed forms.
+    """
 
     growth: ClassVar[float] = 1.2  # empirical
     model: MatrixModel
     alpha: Array
     key: PRNGKeyArray | None
     learner: MatrixErm
+    labels: LabelAverages | None
 
     @classmethod
     def of(cls, arguments: Arguments) -> tuple[MatrixLearnerMap, Array]:
-        """The map and the largest order parameters."""
-        model, alpha, key, *_, learner = arguments
-        teacher = student_of(model)
+        """The map and the first order parameters: the largest, or those of `Erm`."""
+        model, alpha, key, _, averages, learner = arguments
+        assert isinstance(learner, MatrixErm)
+        teacher = one_matrix(model)
         finite = jnp.isfinite(teacher.prior.law.aspect_ratio)
         check(finite, "model", title(teacher), "one of finite aspect_ratio")
         alpha = nan_unless(alpha, validate.valid(teacher), finite, validate.valid(learner))
-        problem = cls(teacher, alpha, key, learner)  # pyright: ignore[reportArgumentType]
+        labels, e = None, teacher.prior.norm
+        if not learner.closed_form(teacher):
+            key = validate.key("key", key)
+            fields, labelled = learner.of_fields(teacher)
+            points, nets = averages.sizes(_POINTS, NETS, 4)
+            parts = jnp.asarray(fields.regularity.jumps)
+            labels = LabelAverages(labelled, fields, alpha, key, points, nets, parts)
+            e = 0.2 * e
+        problem = cls(teacher, alpha, key, learner, labels)
         V = jnp.minimum(1.0 / (problem.learner.ridge + problem.learner.nuclear), _MAX_RESPONSE)
-        return problem, _logarithms(teacher.prior.norm, V)
+        V = V if labels is None else jnp.minimum(V, 0.5)
+        return problem, _coordinates(e, V, jnp.zeros_like(e))
 
-    def estimate(self, x: Array) -> _Estimate:
-        """Average what the learner makes of the matrix at order parameters."""
+    # Averages over labels
+
+    @property
+    def _scale(self) -> float:
+        """κ."""
+        return 0.5 / self.model.prior.weight
+
+    def parameters(self, x: Array) -> OrderParameters:
+        """Overlaps of the coordinates of the fields."""
+        e, V = jnp.exp(x[:2])
+        apart = x[2] * jnp.sqrt(e)
+        M = self.model.prior.norm + apart - e
+        unit = self._scale * jnp.ones((1, 1))
+        return OrderParameters((M + apart) * unit, M * unit, V * unit, jnp.zeros((1, 0)))
+
+    def with_parts(self, use_parts: Array) -> Self:
+        """See `AbstractLearnerMap.with_parts`."""
+        return eqx.tree_at(lambda p: p.labels.use_parts, self, use_parts)
+
+    def answers(self, x: Array) -> tuple[_Labels, LearnerAverages | None]:
+        """Average over labels at order parameters."""
+        if self.labels is None:
+            return self._linear_answers(x), None
+        answers = self.labels.answers(self.parameters(x))
+        square = self._scale**2
+        number = lambda a: square * a[..., 0, 0]
+        c = answers.conjugates
+        field = FieldOfMatrix(number(c.noise), number(c.signal), number(c.precision))
+        squared = self._scale * square * answers.squared[0, 0, 0, 0]
+        return _Labels(field, answers.train_loss, answers.test_loss, squared), answers
+
+    def _linear_answers(self, x: Array) -> _Labels:
+        """Closed forms, in two equal copies: their spread is zero."""
+        e, V = jnp.exp(x[:2])
+        answer = lambda V: _information(with_unit_noise(self.model), V)
+        precision = self.alpha * answer(V)
+        information = _information(self.model, e)
+        measurements = self.model.closed_form_readout.measurements
+        test = 0.5 * measurements**2 / information
+        train = test * (answer(V) / answer(jnp.zeros_like(V))) ** 2
+        field = FieldOfMatrix(precision**2 / (self.alpha * information), precision, precision)
+        squared = precision**2 / (self.alpha * measurements)
+        both = lambda a: jnp.stack([a, a])
+        return _Labels(jax.tree.map(both, field), both(train), both(test), squared)
+
+    # The matrix
+
+    def estimate(self, field: FieldOfMatrix) -> _Estimate:
+        """Average what the learner makes of the matrix."""
         prior = self.model.prior
-        e, V = jnp.exp(x)
-        noise = jnp.maximum(1.0 / (self.alpha * _information(self.model, e)), _MIN_NOISE)
-        precision = self.alpha * _information(with_unit_noise(self.model), V)
+        A = field.precision
+        gain = jnp.maximum(field.signal / A, _MIN_GAIN)
+        noise = jnp.maximum(field.noise / (gain * A) ** 2, _MIN_NOISE)
         signed = prior.symmetric  # singular values are positive, eigenvalues have both signs
-        shrinkage = self.learner.shrinkage(precision, prior.weight, signed)
+        shrinkage = self.learner.shrinkage(A, prior.weight, signed)
         law, aspect = prior.law.spectrum(noise)
-        grid, measure = _nodes(law, shrinkage.threshold, signed)
+        grid, measure = _nodes(law, shrinkage.threshold / gain, signed)
         hilbert, density = law.green(grid)
         weight = law.copies * jnp.where(measure > 0.0, measure * density, 0.0)
         best = law.shrink(grid, hilbert)
-        return _Estimate(noise, precision, grid, weight, shrinkage, best, law.error, aspect, signed)
+        x = gain * grid
+        apart = shrinkage(x) - best
+        response = (grid - best) / (noise * gain * A)
+        return _Estimate(
+            law, gain, response, x, weight, shrinkage, best, apart, law.error, aspect, signed
+        )
 
-    def __call__(self, x: Array) -> tuple[Array, Numbers]:
-        """The next logarithms, and the numbers (module docstring)."""
-        estimate = self.estimate(x)
-        mean, best = estimate.mean, estimate.best
+    def follow(self, labels: _Labels) -> tuple[Array, Numbers]:
+        """The next x and the numbers, of one rule."""
+        estimate = self.estimate(labels.field)
+        mean, best, apart = estimate.mean, estimate.best, estimate.apart
         kept = estimate.shrinkage(estimate.x)
         # the error of the posterior mean and what F is from it: their sum does not cancel
-        error = estimate.error + mean((kept - best) ** 2)
-        response = mean(kept * (estimate.x - best)) / (estimate.noise * estimate.precision)
+        error = estimate.error + mean(apart**2)
+        V = mean(kept * estimate.response)
         Q = mean(kept**2)
-        e, V = jnp.exp(x)
-        answer = lambda V: _information(with_unit_noise(self.model), V)
-        test = 0.5 * self._measurements**2 / _information(self.model, e)
-        train = test * (answer(V) / answer(jnp.zeros_like(V))) ** 2
         penalty = 0.5 * self.learner.ridge * Q
         penalty = penalty + self.learner.nuclear * mean(jnp.abs(kept))
-        return _logarithms(error, response), {
+        return _coordinates(error, V, mean(kept * apart)), {
             "overlap": _matrix(Q),
             "teacher_overlap": _matrix(mean(kept * best)),
-            "covariance": _matrix(V),
-            "error": e,
-            "train_loss": train,
-            "test_loss": test,
-            "energy": self.alpha * train + penalty,
+            "train_loss": labels.train,
+            "test_loss": labels.test,
+            "energy": self.alpha * labels.train + penalty,
         }
 
-    @property
-    def _measurements(self) -> int:
-        return self.model.closed_form_readout.measurements
+    def __call__(self, x: Array) -> tuple[Array, Numbers]:
+        """The next x, and the numbers (module docstring)."""
+        value, numbers = self.follow(_mean(self.answers(x)[0]))
+        return value, numbers | self.observed(x)
 
     def units(self, x: Array) -> Array:
         """Logarithms are of order one."""
         return jnp.ones_like(x)
 
     def admissible(self, x: Array) -> Array:
-        """e and V are finite."""
-        return jnp.all(jnp.isfinite(x))
+        """x is finite, and where labels are averaged over, Q and what it leaves open of S are
+        positive."""
+        finite = jnp.all(jnp.isfinite(x))
+        return (
+            finite if self.labels is None else finite & self.labels.admissible(self.parameters(x))
+        )
 
     def observed(self, x: Array) -> Numbers:
         """e and V."""
-        e, V = jnp.exp(x)
+        e, V = jnp.exp(x[:2])
         return {"error": e, "covariance": _matrix(V)}
 
     def solve(self, start: Array, settings: Settings) -> tuple[Self, Run[AndersonState]]:
         """Accelerated steps; where these fail, plain ones, which fall from the start to the fixed
-        point: slower, and never past it."""
+        point: slower, and never past it. Proximal points are sought from the fields alone at first,
+        and from all starts where the fixed point has others."""
+        labels = self.labels
+        if labels is None or not labels.learner.regularity.jumps:
+            return self, self._fall(start, settings)
+        near = dataclasses.replace(labels.learner, convex=True)
+        near = dataclasses.replace(labels, learner=near, use_parts=jnp.asarray(False))
+        run = dataclasses.replace(self, labels=near)._fall(start, settings)
+        others = averages_of(frozen(labels), self.parameters(run.state.x)).other_minimum
+        if concrete(others) and float(others) == 0.0:
+            return self.with_parts(jnp.asarray(False)), run
+        again = self.iterate(run.state.x, settings)
+        run = Run(again.state, run.step + again.step, again.result, run.history)
+        return self.without_jumps(labels, run, settings)
+
+    def _fall(self, start: Array, settings: Settings) -> Run[AndersonState]:
         run = self.iterate(start, settings)
         if settings.newton and concrete(run.result) and int(run.result) in _PLAIN_AFTER:
             run = self.iterate(start, settings._replace(newton=False))
-        return self, run
+        return run
+
+    def _polished(self, run: Run[AndersonState]) -> Array:
+        """The last x, after a Newton step where it converged."""
+        x = run.state.x
+        value, push = jax.linearize(self.value, x)
+        move = fixed_point.resolvent(jax.vmap(push, out_axes=1)(jnp.eye(3)), value - x)
+        return jnp.where(run.result == Result.SUCCESS, x + move, x)
 
     def end(self, run: Run[AndersonState]) -> End:
-        """The fixed point, polished by a Newton step; closed forms have no error."""
-        before = run.state.x
-        value, push = jax.linearize(self.value, before)
-        J = jax.vmap(push, out_axes=1)(jnp.eye(2))
-        success = run.result == Result.SUCCESS
-        move = fixed_point.resolvent(J, value - before)
-        x = jnp.where(success, before + move, before)
+        """The fixed point with its error bars; closed forms have none."""
+        x = run.state.x if self.labels is not None else self._polished(run)
+
+        def look(x: Array) -> tuple[tuple[Array, Numbers], tuple[_Labels, LearnerAverages | None]]:
+            labels, answers = self.answers(x)
+            value, numbers = self.follow(_mean(labels))
+            return (value, numbers | self.observed(x)), (labels, answers)
+
+        (value, numbers), push, (labels, answers) = jax.linearize(look, x, has_aux=True)
+        J = jax.vmap(lambda unit: push(unit)[0], out_axes=1)(jnp.eye(3))
+        average = _mean(labels)
+        A = average.field.precision
+        estimate = self.estimate(average.field)
+        stability = average.squared * estimate.pairs(2) / A**2
+        kept = estimate.shrinkage(estimate.x)
+        nothing = jnp.sum(estimate.weight * (kept == 0.0))
+        spectrum = LearnedSpectrum(nothing, estimate.law, estimate.gain, estimate.shrinkage)
         zero = jnp.zeros((), theory_dtype())
+        code, errors, state, jumps = run.result, {"overlap": _matrix(zero)}, None, zero
+        if self.labels is not None and answers is not None:
+            # nets differ little: one map is averaged, and its slope carries what they differ by
+            _, follow = jax.linearize(self.follow, average)
+            off = jax.tree.map(lambda a, mean: a - mean, labels, average)
+            off = off._replace(squared=jnp.zeros_like(off.train))
+            shifts, changes = jax.vmap(follow)(off)
+            still = jax.tree.map(lambda a: jnp.zeros((len(off.train), *a.shape)), self.observed(x))
+            each = jax.tree.map(jnp.add, numbers, changes | still)
+            spread, rest = self.bars(x, Moves(value, value + shifts), Moves(numbers, each), push, J)
+            errors = jax.tree.map(jnp.hypot, spread, rest)
+            steady = within(rest, spread, ("error", "covariance", "overlap"))
+            code = end_code(run, self.labels.learner, answers, stability, steady)
+            sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE)
+            sound = sound | (code == Result.INACCURATE)
+            errors = jax.tree.map(lambda e: jnp.where(sound, e, missing()), errors)
+            state, jumps = answers, answers.other_minimum
         fields = {
             "spectral_radius": spectral_radius(J),
-            "stability": self.estimate(x).pairs(2) / (self.alpha * self._measurements),
-            "jump_fraction": zero,
+            "stability": stability,
+            "jump_fraction": jumps,
+            "spectrum": spectrum,
+            "state": state,
         }
-        return End(x, self.numbers(x), J, {"overlap": _matrix(zero)}, run.result, fields)
+        return End(x, numbers, J, errors, code, fields)
 
 
-def _logarithms(e: Array, V: Array) -> Array:
-    """x of what is not smaller than next to nothing."""
-    return jnp.log(jnp.maximum(jnp.stack([e, V]), _MIN_PARAMETER))
+def _mean(labels: _Labels) -> _Labels:
+    """The average over rules."""
+    return jax.tree.map(jnp.mean, labels)
+
+
+def _coordinates(e: Array, V: Array, apart: Array) -> Array:
+    """x of what is not smaller than next to nothing, and of Q - M."""
+    e, V = (jnp.maximum(a, _MIN_PARAMETER) for a in (e, V))
+    return jnp.stack([jnp.log(e), jnp.log(V), apart / jnp.sqrt(e)])

@@ -156,8 +156,13 @@ class AbstractLearner(eqx.Module):
     """A learner other than the Bayes-optimal one: `Erm`, `Mismatched`, or `MatrixErm`."""
 
     @property
-    def closed_form(self) -> bool:
-        """True if averages of state evolution have a closed form, as for one matrix."""
+    def matrix(self) -> bool:
+        """True for a learner of one matrix."""
+        return False
+
+    def closed_form(self, model: AbstractModel) -> bool:
+        """Return True if averages over labels of `model` have a closed form."""
+        del model
         return False
 
 

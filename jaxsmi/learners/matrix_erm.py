@@ -1,33 +1,46 @@
-r"""Empirical risk of one matrix: the square loss, a ridge and a nuclear norm.
+r"""Empirical risk of one matrix: a loss, a ridge and a nuclear norm.
 
-Equations here [theory: empirical-risk, Eqs. (24) to (26)], S (L, d) with entries O(1) (of
-attention-indexed models √d S), u = (d L)^{1/4}, so that singular values over u are O(1):
+Equations here [theory: empirical-risk, Eqs. (24) to (26); trained-attention, section 1], S (L, d)
+with entries O(1) (of attention-indexed models √d S), u = (d L)^{1/4}, so that singular values over
+u are O(1), h_μ the fields of S and σ the output of the model:
 
-    R(S) = Σ_μ ½ ‖y_μ - X_μ[S]‖² + (λ/2) ‖S‖² + τ u ‖S‖_*
+    R(S) = Σ_μ ℓ(σ(h_μ), y_μ) + (λ/2) ‖S‖² + τ u ‖S‖_*
     field    argmin_S  w A ‖R - S‖² + (λ/2) ‖S‖² + τ u ‖S‖_*:  of every singular value s u of R
              f(s) = (2 w A s - τ)_+/(2 w A + λ),   w = 1/4 of a symmetric matrix, 1/2 of another
     factors  S = Bᵀ C/√r with weight decay κ of B (r, L) and C (r, d):  τ = κ √ρ/β^{1/4}
              S = Wᵀ W/√r with weight decay κ of W (r, d):  τ = κ √ρ/2, and S ⪰ 0
 
 as the least ½ (‖B‖² + ‖C‖²) of factors of one matrix is its nuclear norm, if r reaches its rank.
+Labels linear in S and the square loss have closed forms. Other losses see the fields through their
+independent coordinates (channels/pullback.py), of variance κ V, κ = 1/(2w), and those are the
+fields of a learner of one index (learners/erm.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jaxsmi.channels.pullback import coordinates
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import as_module
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
+from jaxsmi.learners import losses
 from jaxsmi.learners.base import AbstractLearner
-from jaxsmi.models.base import title
+from jaxsmi.learners.erm import Erm
+from jaxsmi.models.base import AbstractModel, title
+from jaxsmi.models.index import IndexModel
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics.linear_algebra import symmetric
+from jaxsmi.priors.iid import Gaussian
 
-_MATRIX = "a model of one matrix with a linear output, such as smi.Bilinear()"
+_MATRIX = "a model of one matrix, such as smi.Bilinear()"
 _TIE = 1e-7  # relative difference up to which singular values count as equal
 
 
@@ -98,24 +111,29 @@ class Shrinkage(eqx.Module):
 
 
 class MatrixErm(AbstractLearner):
-    r"""Empirical risk minimisation over one matrix S: square loss, a ridge and a nuclear norm.
+    r"""Empirical risk minimisation over one matrix S: a loss, a ridge and a nuclear norm.
 
-        R(S) = Σ_μ ½ ‖y_μ - X_μ[S]‖² + (λ/2) ‖S‖² + τ (dL)^{1/4} ‖S‖_*
+        R(S) = Σ_μ ℓ(σ(h_μ), y_μ) + (λ/2) ‖S‖² + τ (dL)^{1/4} ‖S‖_*
 
-    X_μ[S] is the noiseless label, ‖S‖ the Frobenius norm and ‖S‖_* the sum of the singular values,
-    of S (L, d) with entries of order one; then λ and τ are of order one, too. For `smi.Bilinear`
-    and `smi.AttentionIndexed(.., output="linear")`. Weight decay of factors is a nuclear norm of
-    their product: `of_weight_decay` returns its τ. A tiny τ gives the interpolating matrix of least
-    nuclear norm if there are several.
+    σ(h_μ) is the noiseless label of the model, ‖S‖ the Frobenius norm and ‖S‖_* the sum of the
+    singular values, of S (L, d) with entries of order one (of `smi.AttentionIndexed` √d S); then λ
+    and τ are of order one, too. Weight decay of factors is a nuclear norm of their product:
+    `of_weight_decay` returns its τ. A tiny τ gives the interpolating matrix of least nuclear norm
+    if there are several.
 
     Args:
         ridge: λ >= 0, one of the two > 0. Default 0.
         nuclear: τ >= 0. Default 0.
         positive: Whether a symmetric S is positive semi-definite, as that of factors W Wᵀ is, with
             a ridge alone too; False for ridge regression. Ignored for other matrices. Default True.
+        loss: ℓ(prediction, label), any twice differentiable JAX function to one number. Default
+            ½ ‖ŷ - y‖².
+        student: A matrix model, of which only the output σ is used. Default: the model that makes
+            the labels.
 
     Raises:
-        ValueError: For numbers out of range, or with neither penalty.
+        ValueError: For numbers out of range, or with neither penalty. A loss that does not fit the
+            labels is refused once the labels are known.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -126,43 +144,80 @@ class MatrixErm(AbstractLearner):
         True
 
     Cost:
-        Theory 0.2 s after compilation, which takes 10 s; message passing an
-        eigendecomposition (or singular values) a step.
+        Theory of labels linear in S 0.2 s after compilation, which takes 10 s; of others an
+        average over the proximal points of the loss a step. Message passing an eigendecomposition
+        (or singular values) a step.
 
     Source:
-        [theory: empirical-risk, section 7].
+        [theory: empirical-risk, section 7; trained-attention, section 2].
     """
 
     ridge: Array
     nuclear: Array
     positive: bool = eqx.field(static=True)
+    loss: Callable[[Array, Array], Array]
+    student: MatrixModel | None
 
-    def __init__(self, ridge: ArrayLike = 0.0, nuclear: ArrayLike = 0.0, *, positive: bool = True):
+    def __init__(
+        self,
+        ridge: ArrayLike = 0.0,
+        nuclear: ArrayLike = 0.0,
+        *,
+        positive: bool = True,
+        loss: Callable[[Array, Array], Array] = losses.squared,
+        student: MatrixModel | None = None,
+    ):
         self.ridge = validate.number("ridge", ridge, NON_NEGATIVE)
         self.nuclear = validate.number("nuclear", nuclear, NON_NEGATIVE)
         self.positive = validate.flag("positive", positive)
+        self.loss = as_module(validate.function("loss", loss, "a function of (prediction, label)"))
+        self.student = None if student is None else one_matrix(student, "student")
         # without a penalty the minimum is not unique below the interpolation threshold
         some = (self.ridge > 0.0) | (self.nuclear > 0.0)
         check(some, "ridge", ridge, "a number > 0 where nuclear is 0")
         self.ridge = jnp.where(some, self.ridge, jnp.nan)  # traced penalties that are both zero
 
     @property
-    def closed_form(self) -> bool:
-        """True: averages over spectra are closed forms."""
+    def matrix(self) -> bool:
+        """True."""
         return True
 
+    def network(self, model: MatrixModel) -> MatrixModel:
+        """Return the student: by default the model of the labels."""
+        return model if self.student is None else self.student
+
+    def closed_form(self, model: AbstractModel) -> bool:
+        """Return True if labels are linear in S and the loss is the square."""
+        teacher = one_matrix(model)
+        square = bool(eqx.tree_equal(self.loss, as_module(losses.squared)))
+        return square and teacher.linear and self.network(teacher).linear
+
+    def of_fields(self, model: MatrixModel) -> tuple[Erm, IndexModel]:
+        """Return the learner of the coordinates of the fields, bound to the model of their labels,
+        and that model."""
+        teacher = _field_model(model)
+        student = _field_model(self.network(model))
+        return Erm(student, loss=self.loss, ridge=0.0).bind(teacher), teacher
+
     @classmethod
-    def of_weight_decay(cls, student: MatrixModel, decay: ArrayLike) -> MatrixErm:
+    def of_weight_decay(
+        cls,
+        student: MatrixModel,
+        decay: ArrayLike,
+        *,
+        loss: Callable[[Array, Array], Array] = losses.squared,
+    ) -> MatrixErm:
         """Return the risk that a student with factors minimises under weight decay
         (κ/2) ‖factors‖², if its width reaches the rank of the minimum.
 
         `smi.train(student, data, optax.chain(optax.add_decayed_weights(κ), optax.sgd(rate)),
-        gradient=smi.Gradient(loss=smi.losses.squared, reduction="sum"), ..)` descends it.
+        gradient=smi.Gradient(loss=loss, reduction="sum"), ..)` descends it.
 
         Args:
-            student: `smi.Bilinear(..)`, or `smi.AttentionIndexed(.., output="linear")`, of which
-                only the ratios of its sides and its width are used.
+            student: `smi.Bilinear(..)`, or `smi.AttentionIndexed(..)`, of which only the output,
+                the ratios of its sides and its width are used.
             decay: κ > 0.
+            loss: As in `MatrixErm`.
 
         Returns:
             A `MatrixErm`, τ = κ √ρ/β^{1/4}, or κ √ρ/2 of a symmetric matrix.
@@ -170,11 +225,12 @@ class MatrixErm(AbstractLearner):
         Raises:
             ValueError: For another student, or a decay that is not positive.
         """
-        student = student_of(student, "student")
+        student = one_matrix(student, "student")
         decay = validate.number("decay", decay, POSITIVE)
         finite = jnp.isfinite(student.prior.law.aspect_ratio)
         check(finite, "student", title(student), "one of finite aspect_ratio")
-        return cls(nuclear=decay * student.prior.law.decay_scale)
+        nuclear = decay * student.prior.law.decay_scale
+        return cls(nuclear=nuclear, loss=loss, student=student)
 
     def shrinkage(self, precision: Array, prior_weight: float, signed: bool) -> Shrinkage:
         """Return f at a precision A: of eigenvalues (`signed`), or of singular values."""
@@ -205,13 +261,19 @@ class MatrixErm(AbstractLearner):
                 is positive semi-definite is not checked.
         """
         validate.instance("data", data, Dataset, "a smi.Dataset")
-        model = student_of(data.model, "data.model")
+        model = one_matrix(data.model, "data.model")
         shape, _ = model.design.shapes(data.inputs.shape)
         array = validate.array("weights", weights, "S (L, d)")
         check(array.shape == shape[1:], "weights", weights, f"S {shape[1:]}")
         signal = model.student.signal(array)
-        loss = 0.5 * jnp.sum(residual(model, signal, data) ** 2)
-        return loss / model.design.operator(data.inputs).entries + self.penalty(signal)
+        operator = model.design.operator(data.inputs)
+        total = jnp.sum(self.losses(model, operator.forward(signal), data.labels))
+        return total / operator.entries + self.penalty(signal)
+
+    def losses(self, model: MatrixModel, fields: Array, labels: Array) -> Array:
+        """Return ℓ (n,) of fields (n, 1, T²) and labels of a model."""
+        predict = self.network(model).link
+        return jax.vmap(lambda h, y: self.loss(predict(h).reshape(y.shape), y))(fields, labels)
 
 
 def with_unit_noise(model: MatrixModel) -> MatrixModel:
@@ -220,20 +282,20 @@ def with_unit_noise(model: MatrixModel) -> MatrixModel:
     return eqx.tree_at(lambda m: m.readout.noise, model, replace_fn=jnp.ones_like)
 
 
-def residual(model: MatrixModel, signal: Array, data: Dataset) -> Array:
-    """Return y_μ - X_μ[S] of a signal (1, L, d), in the shape of its fields."""
-    fields = model.design.operator(data.inputs).forward(signal)
-    return model.readout.statistic(data.labels).reshape(fields.shape) - fields
-
-
-def student_of(model: object, name: str = "model") -> MatrixModel:
+def one_matrix(model: object, name: str = "model") -> MatrixModel:
     """Validate the argument `model` of a learner of matrices.
 
     Raises:
-        ValueError: For a model of indices, or labels that are not linear in S, for which no theory
-            but that of Bayes is known.
+        ValueError: For a model of indices, or of several matrices.
     """
     known = validate.instance(name, model, MatrixModel, _MATRIX)
-    allowed = f"{_MATRIX} (of others no theory is known but that of Bayes)"
-    check(known.linear, name, title(known), allowed)
+    check(known.indices == 1, name, title(known), _MATRIX)
     return known
+
+
+def _field_model(model: MatrixModel) -> IndexModel:
+    """Return the model of one index whose fields are the coordinates of those of a matrix."""
+    scale = 0.5 / model.prior.weight
+    prior = Gaussian(scale * model.prior.norm * jnp.ones((1, 1)))
+    channel = coordinates(model.readout) if model.prior.symmetric else model.readout
+    return IndexModel(prior=prior, channel=channel, symmetry=())
