@@ -174,7 +174,9 @@ def test_a_parameter_that_the_loss_closes_over_has_derivatives():
     model = smi.Bilinear(1.0, 0.3, 0.1)
 
     def error(width):
-        learner = smi.MatrixErm(nuclear=0.3, loss=lambda p, y: jnp.sum(jnp.log(jnp.cosh(width * (p - y)))))
+        learner = smi.MatrixErm(
+            nuclear=0.3, loss=lambda p, y: jnp.sum(jnp.log(jnp.cosh(width * (p - y))))
+        )
         return smi.state_evolution(model, 0.8, learner=learner, key=KEY, averages=FEW).error
 
     slope = jax.jit(jax.grad(error))(1.0)
