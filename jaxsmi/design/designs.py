@@ -432,10 +432,10 @@ class AbstractOperator(eqx.Module):
         """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by name."""
         return {
             "outer": lambda g, _: self._outer_precision(g),
-            "divergence": lambda _, dg: self.divergence_precision(dg),
+            "divergence": lambda _, dg: self._divergence_precision(dg),
         }
 
-    def divergence_precision(self, dg: Array) -> Array:
+    def _divergence_precision(self, dg: Array) -> Array:
         """Estimate A as -(1/n) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
         # symmetric in expectation only
         total = self.sum_devices(jnp.einsum("npmqm->pq", self._along_fields(dg)))

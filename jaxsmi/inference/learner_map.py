@@ -97,7 +97,7 @@ class AbstractLearnerMap(AbstractOrderMap):
     def observed(self, x: PyTree) -> Numbers:
         """The record of a step."""
 
-    def bars(
+    def _bars(
         self, x: PyTree, value: Moves, numbers: Moves, push: Push, J: Array
     ) -> tuple[Numbers, Numbers]:
         """Errors of all numbers at x: by the spread of the rules of an average, and by the distance
@@ -146,7 +146,7 @@ class AbstractLearnerMap(AbstractOrderMap):
         )
         return run_from(solver, settings)
 
-    def without_jumps(
+    def _without_jumps(
         self, labels: LabelAverages, run: Run[AndersonState], settings: Settings
     ) -> tuple[Self, Run[AndersonState]]:
         """A run with V̂ by parts, again with V̂ as a divergence where the fixed point shows no
@@ -294,7 +294,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
         run = self._through_ridges(start, self.iterate(start, settings), settings)
-        return self.without_jumps(self, run, settings)
+        return self._without_jumps(self, run, settings)
 
     def parameters(self, x: OrderParameters) -> OrderParameters:
         """x itself."""
@@ -344,7 +344,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         replicon = jnp.einsum("abcd,cdef->abef", squared, answers.squared)
         stability = fixed_point.perron_value(replicon)
 
-        spread, rest = self.bars(x, Moves(value, values), Moves(measured, each), push, J)
+        spread, rest = self._bars(x, Moves(value, values), Moves(measured, each), push, J)
         errors = jax.tree.map(jnp.hypot, spread, rest)
 
         code = end_code(run, self.learner, answers, stability, within(rest, spread, vars(x)))

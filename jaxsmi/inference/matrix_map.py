@@ -68,7 +68,13 @@ from jaxsmi.inference.order_map import (
 )
 from jaxsmi.learners.base import OrderParameters
 from jaxsmi.learners.learned_spectrum import LearnedSpectrum
-from jaxsmi.learners.matrix_erm import MatrixErm, Shrinkage, one_matrix, with_unit_noise
+from jaxsmi.learners.matrix_erm import (
+    MatrixErm,
+    Shrinkage,
+    matrix_learner,
+    one_matrix,
+    with_unit_noise,
+)
 from jaxsmi.models.base import title
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import fixed_point, roots
@@ -272,7 +278,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
     def of(cls, arguments: Arguments) -> tuple[MatrixLearnerMap, Array]:
         """The map and the first order parameters: the largest, or those of `Erm`."""
         model, alpha, key, _, averages, learner = arguments
-        assert isinstance(learner, MatrixErm)
+        learner = matrix_learner(learner)
         teacher = one_matrix(model)
         finite = jnp.isfinite(teacher.prior.law.aspect_ratio)
         check(finite, "model", title(teacher), "one of finite aspect_ratio")
@@ -413,7 +419,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
             return self.with_parts(jnp.asarray(False)), run
         again = self.iterate(run.state.x, settings)
         run = Run(again.state, run.step + again.step, again.result, run.history)
-        return self.without_jumps(labels, run, settings)
+        return self._without_jumps(labels, run, settings)
 
     def _fall(self, start: Array, settings: Settings) -> Run[AndersonState]:
         run = self.iterate(start, settings)
@@ -456,7 +462,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
             shifts, changes = jax.vmap(follow)(off)
             still = jax.tree.map(lambda a: jnp.zeros((len(off.train), *a.shape)), self.observed(x))
             each = jax.tree.map(jnp.add, numbers, changes | still)
-            spread, rest = self.bars(x, Moves(value, value + shifts), Moves(numbers, each), push, J)
+            spread, rest = self._bars(x, Moves(value, value + shifts), Moves(numbers, each), push, J)
             errors = jax.tree.map(jnp.hypot, spread, rest)
             steady = within(rest, spread, ("error", "covariance", "overlap"))
             code = end_code(run, self.labels.learner, answers, stability, steady)

@@ -182,7 +182,7 @@ class MatrixErm(AbstractLearner):
         """True."""
         return True
 
-    def network(self, model: MatrixModel) -> MatrixModel:
+    def _network(self, model: MatrixModel) -> MatrixModel:
         """Return the student: by default the model of the labels."""
         return model if self.student is None else self.student
 
@@ -190,13 +190,13 @@ class MatrixErm(AbstractLearner):
         """Return True if labels are linear in S and the loss is the square."""
         teacher = one_matrix(model)
         square = bool(eqx.tree_equal(self.loss, as_module(losses.squared)))
-        return square and teacher.linear and self.network(teacher).linear
+        return square and teacher.linear and self._network(teacher).linear
 
     def of_fields(self, model: MatrixModel) -> tuple[Erm, IndexModel]:
         """Return the learner of the coordinates of the fields, bound to the model of their labels,
         and that model."""
         teacher = _field_model(model)
-        student = _field_model(self.network(model))
+        student = _field_model(self._network(model))
         return Erm(student, loss=self.loss, ridge=0.0).bind(teacher), teacher
 
     @classmethod
@@ -272,7 +272,7 @@ class MatrixErm(AbstractLearner):
 
     def losses(self, model: MatrixModel, fields: Array, labels: Array) -> Array:
         """Return ℓ (n,) of fields (n, 1, T²) and labels of a model."""
-        predict = self.network(model).link
+        predict = self._network(model).link
         return jax.vmap(lambda h, y: self.loss(predict(h).reshape(y.shape), y))(fields, labels)
 
 
@@ -280,6 +280,11 @@ def with_unit_noise(model: MatrixModel) -> MatrixModel:
     """Return the model with label noise of variance one: of a linear output, -log p(y|ŷ) is then
     the loss ½ ‖ŷ - y‖², up to a constant."""
     return eqx.tree_at(lambda m: m.readout.noise, model, replace_fn=jnp.ones_like)
+
+
+def matrix_learner(learner: object) -> MatrixErm:
+    """Validate the argument `learner` of a matrix."""
+    return validate.instance("learner", learner, MatrixErm, "smi.MatrixErm(..)")
 
 
 def one_matrix(model: object, name: str = "model") -> MatrixModel:

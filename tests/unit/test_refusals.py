@@ -438,7 +438,6 @@ LEARNERS = [
     ("learner", lambda: smi.global_minimum(SIGN, 1.0, learner=smi.Mismatched(LINEAR), key=KEY)),
     ("student", lambda: smi.MatrixErm.of_weight_decay(LINEAR, 0.1)),
     ("student", lambda: smi.MatrixErm.of_weight_decay(TALL, 0.1)),
-    ("model", lambda: evolve(SCORES, learner=NUCLEAR)),
     ("model", lambda: evolve(LINEAR, learner=NUCLEAR)),
     ("model", lambda: evolve(TALL, learner=NUCLEAR)),
     ("start", lambda: evolve(BILINEAR, learner=NUCLEAR, start=0.5)),
