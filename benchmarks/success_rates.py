@@ -45,6 +45,9 @@ MODELS = {
     "signs": lambda: smi.links.sign_product(2),
     "committee-2": lambda: committee(2),
     "committee-3": lambda: committee(3),
+    "sign-committee-2": lambda: smi.links.sign_committee(2),
+    # a majority of three is specialised from alpha = 19 on, too large a data set
+    "sign-committee-3": lambda: smi.links.sign_committee(3, "mean"),
     "two-layers": lambda: smi.DeepAttention(2, 2),
     "three-layers": lambda: smi.DeepAttention(3, 2),
     "one-layer-2": lambda: smi.DeepAttention(1, 2),
@@ -52,7 +55,8 @@ MODELS = {
     "bilinear-absolute": lambda: smi.Bilinear(1.0, 0.2, output="absolute"),
     "attention-hardmax": lambda: smi.AttentionIndexed(2, 0.5, "hardmax"),
 }
-EXCHANGEABLE = ("signs", "committee-2", "committee-3")
+COMMITTEES = ("committee-2", "committee-3", "sign-committee-2", "sign-committee-3")
+EXCHANGEABLE = ("signs", *COMMITTEES)
 PRINT = [
     *(f"phase-retrieval:{D}:{alpha}" for D in (1000, 2000) for alpha in (0.7, 0.9, 1.1, 2.0)),
     *(f"two-layers:{D}:{alpha}" for D in (500, 1000) for alpha in (0.3, 0.5, 0.9, 1.2)),
@@ -69,6 +73,8 @@ ALPHAS = {
     "signs": (3.0, 4.0),
     "committee-2": (2.0, 4.0),
     "committee-3": (3.0,),
+    "sign-committee-2": (3.0,),
+    "sign-committee-3": (6.0,),
     "two-layers": (0.3, 0.5, 0.9, 1.2),
     "one-layer-2": (0.3,),
     "one-layer-3": (0.15,),
@@ -92,7 +98,7 @@ TABLES = {
 # "one" is the first start of the default: random where labels change with the sign of the fields,
 # and for matrices
 STARTS = {"default": {}, "one": {"start": "spectral"}, "random": {"start": 1e-3}}
-RANDOM = ("committee-2", "committee-3", "bilinear-absolute", "attention-hardmax")
+RANDOM = (*COMMITTEES, "bilinear-absolute", "attention-hardmax")
 NAMES = {int(code): code.name for code in smi.Result}
 GAP = 0.15  # of cosine², below theory, from which a run is wrong: above the spread at D = 500
 

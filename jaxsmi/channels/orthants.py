@@ -153,7 +153,8 @@ def log_orthants(w: Array, V: Array) -> Array:
     levels, weights = plackett_nodes()
     for i, j, k in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
         density, mean, variance = pair_at_zero(w, V, levels, i, j, k)
-        beyond = ndtr(signs[:, k, None] * mean / jnp.sqrt(variance))
-        both = (signs[:, i] * signs[:, j])[:, None] * V[i, j]
-        total = total + jnp.sum(weights * density * both * beyond, axis=1)
+        # of both signs of the third field: orthants share them
+        beyond = ndtr(np.array([[1.0], [-1.0]]) * mean / jnp.sqrt(variance))
+        rise = jnp.sum(weights * density * V[i, j] * beyond, axis=1)
+        total = total + signs[:, i] * signs[:, j] * rise[np.where(signs[:, k] > 0.0, 0, 1)]
     return jnp.log(jnp.maximum(total, 1e-100))
