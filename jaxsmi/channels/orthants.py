@@ -11,6 +11,8 @@ in channels/base.py):
         P_s = Π_i Φ(s_i ω_i/√V_ii)
             + ∫_0^1 dλ Σ_{i<j} s_i s_j V_ij N_2(z_i = z_j = 0) P(s_k z_k > 0 | z_i = z_j = 0)
 
+    two values, the other one with probability p:  Z_out = p + (1 - 2p) Σ_{s: v_s = y} P_s
+
 Source: [AMBKMZ18], [P54]; [theory: multi-index, Eq. (77)].
 """
 
@@ -42,19 +44,22 @@ def sign_patterns(indices: int) -> np.ndarray:
 
 
 class OrthantChannel(LevelsChannel):
-    """y = v_s + √Δ ξ, s the signs of the fields (P = 1, 2 or 3, M = 1), any V.
+    """y = v_s + √Δ ξ, s the signs of the fields (P = 1, 2 or 3, M = 1), any V; or the other of two
+    values with probability p.
 
     For three fields with V far from diagonal, labels of probability below 1e-15 lose their digits.
 
     Args:
         values: v_s (2^P,), in the order of `sign_patterns`.
         noise: Δ > 0. None: no noise.
+        flip: p in (0, 1/2], of two values without noise. None: none are flipped.
         distinct: The values without repetitions (K,).
     """
 
     values: Array
     distinct: Array
     noise: Array | None = None
+    flip: Array | None = None
     indices: int = eqx.field(static=True, kw_only=True)
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
 
@@ -83,8 +88,8 @@ class OrthantChannel(LevelsChannel):
 
     @property
     def noise_size(self) -> int:
-        """One normal if there is noise, else none."""
-        return 0 if self.noise is None else 1
+        """One normal if there is noise or a flip, else none."""
+        return 0 if self.noise is None and self.flip is None else 1
 
     def link(self, fields: Array) -> Array:
         """Return v_s, with sign 0 = 1."""
@@ -92,8 +97,10 @@ class OrthantChannel(LevelsChannel):
         return self.values[jnp.sum(jnp.where(fields[:, 0] < 0.0, place, 0))]
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """Return v_s + √Δ ξ."""
+        """Return v_s + √Δ ξ, or the other value if Φ(ξ) < p."""
         clean = self.link(fields)
+        if self.flip is not None:
+            return jnp.where(ndtr(noise[0]) < self.flip, jnp.sum(self.distinct) - clean, clean)
         return clean if self.noise is None else clean + jnp.sqrt(self.noise) * noise[0]
 
     def check_labels(self, labels: Array) -> None:
@@ -107,18 +114,21 @@ class OrthantChannel(LevelsChannel):
         """log of the sum over orthants."""
         apart = statistic - self.values
         if self.noise is None:
-            likelihood = jnp.where(apart == 0.0, 0.0, no_weight(apart.dtype))
+            odds = (0.0, no_weight(apart.dtype))
+            if self.flip is not None:
+                odds = (jnp.log1p(-self.flip), jnp.log(self.flip))
+            likelihood = jnp.where(apart == 0.0, *odds)
         else:
             likelihood = -0.5 * apart**2 / self.noise - 0.5 * jnp.log(2.0 * jnp.pi * self.noise)
         return logsumexp(likelihood + log_orthants(omega[:, 0], V))
 
 
 def orthant_channel(
-    values: np.ndarray | Array, noise: Array | None, indices: int
+    values: np.ndarray | Array, noise: Array | None, indices: int, flip: Array | None = None
 ) -> OrthantChannel:
-    """The channel of labels v_s (2^P,), with noise Δ or none."""
+    """The channel of labels v_s (2^P,), with noise Δ, flipped with probability p, or neither."""
     distinct = jnp.asarray(np.unique(np.asarray(values)))
-    return OrthantChannel(jnp.asarray(values), distinct, noise, indices=indices)
+    return OrthantChannel(jnp.asarray(values), distinct, noise, flip, indices=indices)
 
 
 def values_on_orthants(law: Callable[[Array], Array], indices: int, tokens: int) -> Array | None:

@@ -6,7 +6,7 @@
 | sign(noise) | sign(z + √Δ ξ) | closed form |
 | phase_retrieval() | |z| or z² | closed form |
 | sign_product(k) | sign(z_1 .. z_k) | k = 1, 2, 3 (others sample and train) |
-| sign_committee(k, vote, noise) | sign Σ_i sign z_i, or the mean | k = 1, 2, 3 (others sample) |
+| sign_committee(k, vote, noise, flip) | sign Σ_i sign z_i, or the mean | k <= 3 (others sample) |
 | product(k) | z_1 .. z_k | k = 1, 2 (others sample and train) |
 | square_plus_sign_parity() | z_1² + sign(z_1 z_2 z_3) | exact |
 | logistic(beta) | ±1 with probability ς(βyz) | one-dimensional sum |
@@ -77,6 +77,8 @@ HALF_WIDTH = 0.6744897501960817  # half of N(0, 1) lies within it
 _BETA = dataclasses.replace(POSITIVE, allowed="a number in (0, 10]", high=10.0)
 # range of Δ inside a sign: labels of infinite noise are coin tosses, the end of a sweep over noise
 _SIGN_NOISE = dataclasses.replace(VARIANCE, infinite=True)
+# beyond 1/2 labels are those of the opposite members
+_FLIP = validate.Interval("a probability in [0, 1/2]", low=0.0, high=0.5)
 
 
 def _model(
@@ -197,7 +199,11 @@ def sign_product(k: int = 2, prior: Prior = None) -> MultiIndex:
 
 
 def sign_committee(
-    k: int = 2, vote: str = "majority", noise: ArrayLike = 0.0, prior: Prior = None
+    k: int = 2,
+    vote: str = "majority",
+    noise: ArrayLike = 0.0,
+    flip: ArrayLike = 0.0,
+    prior: Prior = None,
 ) -> MultiIndex:
     """Committee of k signs, y = sign(Σ_i sign z_i), zero for a tie. Inference for k <= 3.
 
@@ -205,13 +211,16 @@ def sign_committee(
         k: Number of members, at least 1. Default 2.
         vote: "majority", or "mean": y = (1/k) Σ_i sign z_i. Default "majority".
         noise: Variance Δ >= 0 of Gaussian noise that is added to the label. Default 0.
+        flip: Probability p in [0, 1/2] of the opposite label, of labels ±1 (a majority of one or
+            three members) without noise. Default 0.
         prior: Prior of the rows of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
 
     Raises:
-        ValueError: For k < 1, another word, or Δ < 0.
+        ValueError: For k < 1, another word, Δ < 0, p outside [0, 1/2], or a flip of labels of more
+            than two values, with noise, or of more than three members.
 
     Example:
         >>> import jaxsmi as smi
@@ -224,13 +233,18 @@ def sign_committee(
     k = validate.count("k", k)
     majority = validate.choice("vote", vote, ("majority", "mean")) == "majority"
     variance = validate.number("noise", noise, VARIANCE)
+    p = validate.number("flip", flip, _FLIP)
+    binary = k == 1 or (k == MOST_FIELDS and majority)
+    allowed = "0, but for labels of two values without noise: a majority of one or three members"
+    check(is_zero(flip) or (binary and is_zero(noise)), "flip", flip, allowed)
     name = f"sign_committee({k})"
     # no channel is written for more members: those models sample
     if k > MOST_FIELDS:
         link = lambda z: _vote(jnp.sum(jnp.sign(z)), k, majority)
         return MultiIndex(link, indices=k, noise=noise, prior=prior, name=name)
     values = _vote(sign_patterns(k).sum(axis=1), k, majority)
-    channel = orthant_channel(values, None if is_zero(noise) else variance, k)
+    some = lambda number, given: None if is_zero(given) else number
+    channel = orthant_channel(values, some(variance, noise), k, some(p, flip))
     return _model(channel, prior, name, "permutation")
 
 

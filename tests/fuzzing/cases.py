@@ -171,7 +171,7 @@ case(smi.links.poisson, {}, size="positive")
 case(smi.links.product, {}, k="count")
 case(smi.links.sign, {}, noise="non-negative or inf")
 case(smi.links.sign_product, {}, k="count")
-case(smi.links.sign_committee, {}, k="count", vote="choice")
+case(smi.links.sign_committee, {"k": 3}, k="count", vote="choice", flip="fraction")
 case(smi.links.softmax, {}, classes="count")
 PIECES = {"slopes": [0.0, 1.0], "offsets": [0.0, 0.0], "knots": [0.0]}
 case(

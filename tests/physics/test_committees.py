@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal
+from scipy.optimize import brentq
+from scipy.stats import multivariate_normal, norm
 
 import jaxsmi as smi
+from helpers import gauss_legendre, respond
 from jaxsmi.channels.orthants import OrthantChannel, log_orthants, sign_patterns
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
@@ -60,6 +62,83 @@ def test_a_minimiser_sees_signs_as_their_linear_part():
         error = np.hypot(bar(ours, name), c**power * bar(other, name))
         assert abs(float(apart[0, 0])) < 4 * float(error[0, 0]) + 1e-9
     assert smi.MultiIndex(HALF, indices=2, noise=0.1).channel.pathwise is False
+
+
+def flipped_perceptron(alpha, p):
+    """q of Bayes for y = ±sign z, - with probability p: q = q̂/(1 + q̂), by quadrature over ω."""
+    x, w = gauss_legendre(-8.5, 8.5, 200)
+    weight = w * norm.pdf(x)
+
+    def excess(q):
+        omega, scale = np.sqrt(q) * x, np.sqrt(1 - q)
+        Z, other = (p + (1 - 2 * p) * norm.cdf(y * omega / scale) for y in (1, -1))
+        slope = (1 - 2 * p) * norm.pdf(omega / scale) / scale
+        qhat = alpha * np.sum(weight * slope**2 * (1 / Z + 1 / other))
+        return qhat / (1 + qhat) - q
+
+    return brentq(excess, 1e-9, 0.9, xtol=1e-12)
+
+
+def test_a_flipped_perceptron_learns_what_quadrature_says():
+    """Less and less as p grows, nothing at p = 1/2; p = 0 is the noiseless one."""
+    overlaps = []
+    for p in (0.0, 0.02, 0.2, 0.5):
+        end = smi.state_evolution(smi.links.sign_committee(1, flip=p), 2.0, key=KEY, averages=FEW)
+        q, error = float(end.overlap[0, 0]), float(end.stderr[0, 0])
+        exact = flipped_perceptron(2.0, p) if p < 0.5 else 0.0
+        assert abs(q - exact) < 5 * error + 1e-5
+        overlaps.append(q)
+    assert np.all(np.diff(overlaps) < -0.04)
+    plain = smi.state_evolution(smi.links.sign(), 2.0, key=KEY, averages=FEW)
+    np.testing.assert_allclose(overlaps[0], plain.overlap[0, 0], atol=1e-12)
+
+
+@pytest.mark.parametrize("k", [1, pytest.param(3, marks=SLOW)])
+def test_flips_mix_both_labels(k):
+    """Z = p + (1 - 2p) Z_0, g = (1 - 2p) Z_0 g_0/Z; labels are flipped as often."""
+    p, w = 0.15, np.linspace(-1.0, 1.5, 4)[:, None, None] * np.arange(1, k + 1)[:, None]
+    y, V_k = jnp.asarray([1.0, 1.0, -1.0, -1.0]), jnp.asarray(V[:k, :k])
+    clean, flipped = (smi.links.sign_committee(k, flip=f).channel for f in (0.0, p))
+    one, two = (respond(channel, y, jnp.asarray(w), V_k) for channel in (clean, flipped))
+    Z = np.exp(one.log_partition)
+    np.testing.assert_allclose(np.exp(two.log_partition), p + (1 - 2 * p) * Z, rtol=1e-12)
+    share = ((1 - 2 * p) * Z / (p + (1 - 2 * p) * Z))[:, None, None]
+    np.testing.assert_allclose(two.g, share * one.g, rtol=1e-11, atol=1e-13)
+    outer = np.einsum("npm,nqr->npmqr", one.g, one.g)
+    slope = share[..., None, None] * (one.dg + outer) - np.einsum("npm,nqr->npmqr", two.g, two.g)
+    np.testing.assert_allclose(two.dg, slope, rtol=1e-10, atol=1e-12)
+    fields = jnp.asarray(np.tile(w[:1], (4000, 1, 1)))
+    noise = jax.random.normal(KEY, (4000, 1))
+    labels = jax.vmap(flipped.label)(fields, noise)
+    share = float(jnp.mean(labels != clean.link(fields[0])))
+    assert abs(share - p) < 4 * np.sqrt(p * (1 - p) / 4000)
+
+
+@SLOW
+def test_information_falls_with_flips():
+    """I = -Φ - α h(p) nats an entry, h the entropy of a flip, at the fixed point of each p; the run
+    at D = 500 ends at the overlap of theory."""
+    information, key = [], jax.random.key(3)
+    for p in (0.0, 0.05, 0.2, 0.5):
+        model = smi.links.sign_committee(3, flip=p)
+        end = smi.state_evolution(model, 3.0, key=KEY, averages=FEW)
+        phi = smi.free_entropy(model, 3.0, end, key=KEY, averages=FEW)
+        h = -(p * np.log(p) + (1 - p) * np.log(1 - p)) if p else 0.0
+        information.append(-float(phi.value) - 3.0 * h)
+        if p == 0.05:
+            run = smi.gamp(model, model.sample(key, dimension=500, alpha=3.0), key=key)
+            spread = 2.0 / np.sqrt(500)
+            assert abs(float(jnp.trace(run.overlap) - jnp.trace(end.overlap))) < 4 * spread
+    assert np.all(np.diff(information) < -0.01)
+    assert abs(information[-1]) < 1e-9
+
+
+def test_flips_are_of_two_values_without_noise():
+    for call in ({"k": 2}, {"k": 3, "vote": "mean"}, {"k": 3, "noise": 0.1}, {"k": 5}):
+        with pytest.raises(ValueError, match=r"flip: got 0.1; allowed: 0, but"):
+            smi.links.sign_committee(flip=0.1, **call)
+    with pytest.raises(ValueError, match="flip"):
+        smi.links.sign_committee(3, flip=0.6)
 
 
 @SLOW

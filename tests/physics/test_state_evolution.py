@@ -390,6 +390,7 @@ POTENTIALS = {
     "phase retrieval": (PHASE, 0.9),
     "perceptron, Rademacher": (smi.links.sign(smi.priors.Rademacher()), 1.0),
     "two indices": (smi.links.sign_product(2), 3.2),
+    "committee with flips": (smi.links.sign_committee(3, flip=0.1), 3.0),
 }
 
 
