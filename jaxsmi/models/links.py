@@ -207,6 +207,8 @@ def sign_committee(
 ) -> MultiIndex:
     """Committee of k signs, y = sign(Σ_i sign z_i), zero for a tie. Inference for k <= 3.
 
+    The second step of `smi.staircase` is its specialisation: α = 2.0524 for two members.
+
     Args:
         k: Number of members, at least 1. Default 2.
         vote: "majority", or "mean": y = (1/k) Σ_i sign z_i. Default "majority".

@@ -152,12 +152,17 @@ def test_little_noise_on_levels_changes_nothing():
     np.testing.assert_allclose(plain.overlap[0], [0.213771] * 2, atol=1e-4)
 
 
+def published(reference, prior):
+    """Rows of print's own data, by α."""
+    with (reference / "peers" / "committee" / f"committee_{prior}.csv").open() as file:
+        return {round(float(row["alpha"]), 2): row for row in csv.DictReader(file)}
+
+
 @SLOW
 def test_published_committee_of_two(reference):
     """[AMBKMZ18]'s own data: before, at and after specialisation. Print converges to 1e-4, next to
     specialisation (α near 2) to 6e-3."""
-    with (reference / "peers" / "committee" / "committee_gaussian.csv").open() as file:
-        rows = {round(float(row["alpha"]), 2): row for row in csv.DictReader(file)}
+    rows = published(reference, "gaussian")
     for alpha in (0.85, 1.65, 2.25, 2.85):
         end = smi.state_evolution(smi.links.sign_committee(2), alpha, key=KEY)
         assert int(end.result) == 0
@@ -178,3 +183,68 @@ def test_runs_of_a_committee_reach_theory():
     expected = np.sqrt(np.diagonal(theory.overlap)) ** 2
     spread = np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
     assert np.all(np.abs(np.mean(runs, axis=0) - np.sort(expected)) < 4 * spread + 0.02)
+
+
+def sorted_rest(k, count):
+    """Sorted fields p (n, k) of the directions orthogonal to the sum, their weights, and the
+    polynomial |p|²/(k - 1) - 1 that a growing overlap there is an average of."""
+    r, w = gauss_legendre(0.0, 9.0, count)
+    if k == 2:
+        p = np.stack([-r, r], axis=1) / np.sqrt(2)
+        return p, 2 * w * norm.pdf(r), r**2 - 1
+    angle, v = gauss_legendre(0.0, np.pi / 3, count // 4)  # of one order of three
+    p = np.sqrt(2 / 3) * np.cos(angle[:, None] + 2 * np.pi / 3 * np.arange(3))
+    p = np.sort(r[:, None, None] * p, axis=2).reshape(-1, 3)
+    weight = np.outer(w * r * np.exp(-(r**2) / 2), v / (np.pi / 3))
+    return p, weight.ravel(), np.repeat(r**2 / 2 - 1, len(angle))
+
+
+def specialisation(k, vote, count=80):
+    """α_c and q of the branch with q = q̂/(1 + q̂) for the sum of the fields alone, where the
+    others start to grow: α E Σ_y Z c_y² = 1, c_y = E[(|p|²/(k-1) - 1) 1_y]/Z. Given p, the number
+    of positive fields is j where the sum lies between -√k p_{k-j+1} and -√k p_{k-j}."""
+    p, weight, square = sorted_rest(k, count)
+    cuts = np.pad(-np.sqrt(k) * p[:, ::-1], ((0, 0), (1, 1)), constant_values=np.inf)
+    cuts[:, 0] = -np.inf
+    number = np.arange(k + 1)
+    labels = np.sign(2 * number - k) if vote == "majority" else number
+    x, w = gauss_legendre(-9.0, 9.0, count)
+
+    def averages(q):
+        u = (cuts - np.sqrt(q) * x[:, None, None]) / np.sqrt(1 - q)
+        # of the smaller tail: nothing cancels
+        low, high = u[..., :-1], u[..., 1:]
+        inside = np.where(low > 0, norm.sf(low) - norm.sf(high), norm.cdf(high) - norm.cdf(low))
+        edge = (norm.pdf(low) - norm.pdf(high)) / np.sqrt(1 - q)
+        parts = [np.einsum("xpj,p->jx", a, b) for a, b in
+                 ((inside, weight), (edge, weight), (inside, weight * square))]  # fmt: skip
+        Z, slope, growth = (np.array([a[labels == y].sum(0) for y in set(labels)]) for a in parts)
+        mean = lambda a: np.sum(a**2 / np.maximum(Z, 1e-300) @ (w * norm.pdf(x)))
+        return mean(slope), mean(growth)
+
+    def excess(q):
+        qhat, growth = averages(q)
+        return q / (1 - q) * growth / qhat - 1
+
+    q = brentq(excess, 0.5, 0.97, xtol=1e-10)
+    return 1 / averages(q)[1], q
+
+
+@SLOW
+@pytest.mark.parametrize(("k", "vote"), [(2, "majority"), (3, "mean"), (3, "majority")])
+def test_specialisation_is_the_second_stair(k, vote, reference):
+    """Members are told apart from the second threshold of the staircase on: 2.05238, 5.01788 and
+    19.232 by quadrature. Print's data grow from zero at 2.05, by a line through α = 2.1 and 2.15."""
+    exact, q = specialisation(k, vote)
+    few = smi.Averages(points=2**12)
+    model = smi.links.sign_committee(k, vote)
+    first, second = smi.staircase(model, key=KEY, alpha_max=25.0, averages=few)
+    assert float(first.alpha) == 0.0
+    assert abs(float(second.alpha) - exact) < 4 * float(second.stderr)
+    assert float(second.stderr) < 0.02 * exact
+    np.testing.assert_allclose(second.overlap, q / k * np.ones((k, k)), atol=0.01)
+    np.testing.assert_allclose(second.subspace, (np.eye(k) - 1 / k) / (k - 1), atol=1e-6)
+    if k == 2:
+        rows = published(reference, "gaussian")
+        gap = [float(rows[a]["q11"]) - float(rows[a]["q12"]) for a in (2.1, 2.15)]
+        assert abs(2.1 - 0.05 * gap[0] / (gap[1] - gap[0]) - exact) < 0.005
