@@ -5,7 +5,7 @@ in channels/base.py):
 
     Z_out = Σ_s p(y|v_s) P_s,   P_s = P(s_1 z_1 > 0, .., s_P z_P > 0),   z ~ N(ω, V)
 
-    P = 1, 2:  Φ(s ω/√V), and quadrants to rounding (`signs.log_quadrant`)
+    P = 1, 2:  Φ(s ω/√V), and quadrants to rounding (`signs.log_quadrants`)
     P = 3:     Plackett's identity, integrated along V(λ) = diag V + λ (V - diag V):
 
         P_s = Π_i Φ(s_i ω_i/√V_ii)
@@ -28,7 +28,7 @@ from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array
 
 from jaxsmi.channels.base import LevelsChannel, check_label_shape
-from jaxsmi.channels.signs import log_quadrant, pair_at_zero, plackett_nodes
+from jaxsmi.channels.signs import log_quadrants, pair_at_zero, plackett_nodes
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining_rules import no_weight
@@ -157,8 +157,10 @@ def log_orthants(w: Array, V: Array) -> Array:
         return log_ndtr(x[:, 0])
     if len(w) == 2:
         rho = V[0, 1] / (scale[0] * scale[1])
-        # one quadrant in the program, not four
-        return jax.vmap(log_quadrant)(x[:, 0], x[:, 1], signs[:, 0] * signs[:, 1] * rho)
+        # each integral is that of two opposite quadrants, and in the program once: (+, +) with
+        # (-, -), (+, -) with (-, +)
+        pairs = jax.vmap(log_quadrants)(x[:2, 0], x[:2, 1], jnp.stack([rho, -rho]))
+        return jnp.concatenate([pairs[:, 0], pairs[::-1, 1]])
     total = jnp.exp(jnp.sum(log_ndtr(x), axis=1))
     levels, weights = plackett_nodes()
     for i, j, k in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):

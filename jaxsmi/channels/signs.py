@@ -143,7 +143,7 @@ class SignProductChannel(AbstractSignsChannel):
         a = omega[0, 0] / scale[0]
         b = statistic * omega[1, 0] / scale[1]
         rho = statistic * V[0, 1] / (scale[0] * scale[1])
-        return jnp.logaddexp(log_quadrant(a, b, rho), log_quadrant(-a, -b, rho))
+        return jnp.logaddexp(*log_quadrants(a, b, rho))
 
 
 class SquarePlusSignParityChannel(ClosedFormChannel):
@@ -187,9 +187,14 @@ class SquarePlusSignParityChannel(ClosedFormChannel):
         return logsumexp(jnp.stack(terms))
 
 
-@jax.custom_jvp
 def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
-    r"""log P(x > -a, x' > -b) for standard Gaussians of correlation ρ.
+    """log P(x > -a, x' > -b) for standard Gaussians of correlation ρ."""
+    return log_quadrants(a, b, rho)[0]
+
+
+@jax.custom_jvp
+def log_quadrants(a: Array, b: Array, rho: Array) -> Array:
+    r"""log P(x > -a, x' > -b) and log P(x < -a, x' < -b) for standard Gaussians of correlation ρ.
 
     P grows with ρ by their density at (a, b), from max(0, Φ(a) - Φ(-b)) at ρ = -1, so that nothing
     cancels. With ρ = tanh t
@@ -197,9 +202,10 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
         P = max(0, Φ(a) - Φ(-b)) + (1/2π) ∫_{-∞}^{artanh ρ} dt e^{-E(t)}/cosh t,
         E = ¼(a² + b²) + ⅛[(a - b)² e^{2t} + (a + b)² e^{-2t}]
 
-    whose logarithm is concave and smooth on the scale one: bisection finds its mode and where it
-    has fallen by e^{-40}; 40 Gauss-Legendre nodes on either side do the rest. Derivatives have
-    closed forms (`_quadrant_tangent`).
+    for the first, and for the second with -a and -b, of which E is the same. The logarithm of the
+    integrand is concave and smooth on the scale one: bisection finds its mode and where it has
+    fallen by e^{-40}; 40 Gauss-Legendre nodes on either side do the rest. Derivatives have closed
+    forms (`_quadrant_tangents`).
     """
     across, along = 0.125 * (a - b) ** 2, 0.125 * (a + b) ** 2
     most = 1.0 - jnp.finfo(rho.dtype).eps
@@ -226,24 +232,26 @@ def log_quadrant(a: Array, b: Array, rho: Array) -> Array:
     integral = jnp.sum(half * jnp.asarray(_QUADRANT_WEIGHTS) * terms)
     grown = jnp.log(integral) + top - 0.25 * (a**2 + b**2) - np.log(2.0 * np.pi)
     # Φ(a) - Φ(-b) = Φ(b) - Φ(-a): the smaller of the two first keeps its digits
-    less, more = log_ndtr(jnp.minimum(a, b)), log_ndtr(-jnp.maximum(a, b))
-    apart = a + b > 0.0
+    both, other = jnp.stack([a, -a]), jnp.stack([b, -b])
+    less, more = log_ndtr(jnp.minimum(both, other)), log_ndtr(-jnp.maximum(both, other))
+    apart = both + other > 0.0
     rest = less + jnp.log(-jnp.expm1(jnp.where(apart, more - less, -1.0)))
     return jnp.logaddexp(grown, jnp.where(apart, rest, -jnp.inf))
 
 
-@log_quadrant.defjvp
-def _quadrant_tangent(
+@log_quadrants.defjvp
+def _quadrant_tangents(
     point: tuple[Array, Array, Array], tangent: tuple[Array, Array, Array]
 ) -> tuple[Array, Array]:
     """∂_a P = φ(a) Φ((b - ρa)/√(1-ρ²)), ∂_ρ P = N(a, b; ρ) (Plackett's identity), over P."""
     a, b, rho = point
-    value = log_quadrant(a, b, rho)
+    value = log_quadrants(a, b, rho)
+    signs = jnp.asarray([1.0, -1.0], rho.dtype)
     root = jnp.sqrt(1.0 - rho**2)
 
     def edge(x: Array, other: Array) -> Array:
         log_density = -0.5 * x**2 - 0.5 * np.log(2 * np.pi)
-        return jnp.exp(log_density + log_ndtr((other - rho * x) / root) - value)
+        return signs * jnp.exp(log_density + log_ndtr(signs * (other - rho * x) / root) - value)
 
     joint = -0.5 * (a**2 - 2.0 * rho * a * b + b**2) / root**2 - jnp.log(2 * np.pi * root)
     da, db, drho = tangent
