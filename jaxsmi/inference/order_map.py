@@ -345,6 +345,7 @@ class OverlapMap(AbstractOrderMap):
             geometric=self.model.channel.noiseless,
             newton=newton,
             max_steps=max_steps,
+            jumps=self.model.channel.averaging.random_nodes,
         )
 
     def solve(

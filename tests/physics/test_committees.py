@@ -199,10 +199,10 @@ def sorted_rest(k, count):
     return p, weight.ravel(), np.repeat(r**2 / 2 - 1, len(angle))
 
 
-def specialisation(k, vote, count=80):
-    """α_c and q of the branch with q = q̂/(1 + q̂) for the sum of the fields alone, where the
-    others start to grow: α E Σ_y Z c_y² = 1, c_y = E[(|p|²/(k-1) - 1) 1_y]/Z. Given p, the number
-    of positive fields is j where the sum lies between -√k p_{k-j+1} and -√k p_{k-j}."""
+def averages_of(k, vote, count=80):
+    """Function of the overlap q of the sum of the fields, of which alone something is learned:
+    E Σ_y Z (∂ log Z)², E Σ_y Z c_y², c_y = E[(|p|²/(k-1) - 1) 1_y]/Z, and E Σ_y Z log Z. Given p,
+    j fields are positive where the sum lies between the j-th of the numbers -√k p and the next."""
     p, weight, square = sorted_rest(k, count)
     cuts = np.pad(-np.sqrt(k) * p[:, ::-1], ((0, 0), (1, 1)), constant_values=np.inf)
     cuts[:, 0] = -np.inf
@@ -212,19 +212,27 @@ def specialisation(k, vote, count=80):
 
     def averages(q):
         u = (cuts - np.sqrt(q) * x[:, None, None]) / np.sqrt(1 - q)
-        # of the smaller tail: nothing cancels
         low, high = u[..., :-1], u[..., 1:]
+        # of the smaller tail: nothing cancels
         inside = np.where(low > 0, norm.sf(low) - norm.sf(high), norm.cdf(high) - norm.cdf(low))
         edge = (norm.pdf(low) - norm.pdf(high)) / np.sqrt(1 - q)
         parts = [np.einsum("xpj,p->jx", a, b) for a, b in
                  ((inside, weight), (edge, weight), (inside, weight * square))]  # fmt: skip
         Z, slope, growth = (np.array([a[labels == y].sum(0) for y in set(labels)]) for a in parts)
-        mean = lambda a: np.sum(a**2 / np.maximum(Z, 1e-300) @ (w * norm.pdf(x)))
-        return mean(slope), mean(growth)
+        safe = np.maximum(Z, 1e-300)
+        mean = lambda a: np.sum(a @ (w * norm.pdf(x)))
+        return mean(slope**2 / safe), mean(growth**2 / safe), mean(Z * np.log(safe))
+
+    return averages
+
+
+def specialisation(k, vote):
+    """α_c and q for Gaussian weights, q = q̂/(1 + q̂): α_c E Σ_y Z c_y² = 1."""
+    averages = averages_of(k, vote)
 
     def excess(q):
-        qhat, growth = averages(q)
-        return q / (1 - q) * growth / qhat - 1
+        f, growth, _ = averages(q)
+        return q / (1 - q) * growth / f - 1
 
     q = brentq(excess, 0.5, 0.97, xtol=1e-10)
     return 1 / averages(q)[1], q
@@ -248,3 +256,58 @@ def test_specialisation_is_the_second_stair(k, vote, reference):
         rows = published(reference, "gaussian")
         gap = [float(rows[a]["q11"]) - float(rows[a]["q12"]) for a in (2.1, 2.15)]
         assert abs(2.1 - 0.05 * gap[0] / (gap[1] - gap[0]) - exact) < 0.005
+
+
+def binary_transition():
+    """α at which the overlap q of the sum of two binary rows, ±√2 or 0, has Φ = -2 log 2, that of
+    Q = S."""
+    averages = averages_of(2, "majority")
+    x, w = gauss_legendre(-9.0, 9.0, 200)
+
+    def prior(qhat):
+        """q, and E log Z_w: half of the weights are ±√2, half are 0."""
+        total = np.zeros(2)
+        for mean in (np.sqrt(2), 0.0):
+            b = qhat * mean + np.sqrt(qhat) * x
+            Z = 0.5 * (1 + np.exp(-qhat) * np.cosh(np.sqrt(2) * b))
+            f = np.exp(-qhat) * np.sinh(np.sqrt(2) * b) / np.sqrt(2) / Z
+            total += 0.5 * np.array([np.sum(w * norm.pdf(x) * a) for a in (f**2, np.log(Z))])
+        return total
+
+    def state(q):
+        f, _, log_partition = averages(q)
+        qhat = brentq(lambda h: prior(h)[0] - q, 1e-6, 30.0)
+        alpha = qhat / f
+        return alpha, -0.5 * q * qhat + prior(qhat)[1] + alpha * log_partition
+
+    return state(brentq(lambda q: state(q)[1] + 2 * np.log(2), 0.5, 0.8))[0]
+
+
+BINARY = smi.links.sign_committee(2, prior=smi.priors.Rademacher())
+
+
+@SLOW
+def test_published_binary_committee(reference):
+    """Before and after specialisation (α = 1.589), to 1e-3; from 1.977 on print stops at 0.9991 of
+    a perfect recovery."""
+    rows = published(reference, "binary")
+    for alpha in (0.95, 1.75, 1.95, 2.1):
+        end = smi.state_evolution(BINARY, alpha, key=KEY, averages=smi.Averages(2**13))
+        assert smi.Result(int(end.result)).name == ("SUCCESS" if alpha < 2 else "RECOVERED")
+        for name, k in (("q11", (0, 0)), ("q12", (0, 1))):
+            assert abs(float(rows[alpha][name]) - float(end.overlap[k])) < 1e-3
+
+
+@SLOW
+def test_binary_committee_is_recovered_by_a_jump():
+    """Optimal from 1.54609 on, before specialisation; reached from 1.97698 on, the largest α of the
+    branch of two overlaps (q_+, q_-), by an independent quadrature over both fields."""
+    few = smi.Averages(2**11, 4)
+    grid = [1.3, 1.45, 1.75, 1.9, 2.2]
+    transition = smi.first_order(BINARY, key=KEY, alpha=grid, averages=few)
+    optimal, reached = transition.information_theoretic, transition.algorithmic
+    np.testing.assert_allclose(binary_transition(), 1.54609, atol=1e-5)
+    for threshold, exact in ((optimal, 1.54609), (reached, 1.97698)):
+        assert abs(float(threshold.alpha) - exact) < 4 * float(threshold.stderr)
+        assert float(threshold.stderr) < 0.01
+    assert float(transition.spinodal.alpha) == 0.0  # Q = S is stable under a discrete prior

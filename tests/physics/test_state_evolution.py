@@ -81,6 +81,27 @@ def test_several_steps_at_once_end_where_single_ones_do(f, slope, start, end):
     np.testing.assert_allclose(found.state.V, end, atol=3e-5)
 
 
+@pytest.mark.parametrize("jumps", [True, False])
+def test_a_map_that_jumps_ends_within_its_error(jumps):
+    """F crosses V by a jump of .004: a residual of .002 remains, a distance of .02. The spread .01
+    of two nets is an error of .1 of the fixed point."""
+
+    def map_of(V):
+        value = 0.5 + 0.9 * (V - 0.5) - 0.002 * jnp.where(V > 0.5, 1.0, -1.0)
+        replicas = value + jnp.array([0.01, -0.01])[:, None, None]
+        return fixed_point.Evaluation(value, jnp.full((1,) * 4, 0.9), replicas, jnp.zeros(()))
+
+    settings = {"geometric": False, "newton": True, "max_steps": 100, "jumps": jumps}
+    start, tolerance = jnp.full((1, 1), 0.7), jnp.asarray(1e-4)
+    solver = fixed_point.FixedPointSolver(map_of, start, jnp.eye(1), tolerance, **settings)
+    found = fixed_point.solve(solver)
+    assert result(found) == (Result.SUCCESS if jumps else Result.MAX_STEPS)
+    if jumps:
+        assert int(found.step) < 40
+        np.testing.assert_allclose(found.state.V, 0.5, atol=0.03)
+        assert float(found.state.remaining[0, 0]) > 0.005  # goes into the error bar
+
+
 def test_steps_far_from_the_end_take_a_part_of_the_points():
     """An eighth of 512 points is the map of 64; its steps lead to the end of 512 points."""
     problem = lambda points: OverlapMap(smi.DeepAttention(2, 2), jnp.asarray(0.6), KEY, points, 4)
