@@ -391,7 +391,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         """SUCCESS within the tolerance and away from zero, RECOVERED on geometric decay, else
         MAX_STEPS or NONFINITE."""
         near = state.distance <= self.tolerance
-        if self.jumps:
+        # next to the end of a branch a short distance may still lead to another one
+        if self.jumps and not self.fold:
             error = propagated_error(state.evaluation.jacobian, state.evaluation.replicas)
             near = near | ((state.trust <= _STALLED) & (state.distance <= jnp.max(error)))
         near = near & (state.spectral_radius < 1.0)

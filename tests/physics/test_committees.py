@@ -300,14 +300,21 @@ def test_published_binary_committee(reference):
 
 @SLOW
 def test_binary_committee_is_recovered_by_a_jump():
-    """Optimal from 1.54609 on, before specialisation; reached from 1.97698 on, the largest α of the
-    branch of two overlaps (q_+, q_-), by an independent quadrature over both fields."""
-    few = smi.Averages(2**11, 4)
-    grid = [1.3, 1.45, 1.75, 1.9, 2.2]
-    transition = smi.first_order(BINARY, key=KEY, alpha=grid, averages=few)
-    optimal, reached = transition.information_theoretic, transition.algorithmic
-    np.testing.assert_allclose(binary_transition(), 1.54609, atol=1e-5)
-    for threshold, exact in ((optimal, 1.54609), (reached, 1.97698)):
-        assert abs(float(threshold.alpha) - exact) < 4 * float(threshold.stderr)
-        assert float(threshold.stderr) < 0.01
-    assert float(transition.spinodal.alpha) == 0.0  # Q = S is stable under a discrete prior
+    """Φ is -2 log 2, that of Q = S, at 1.54609, before specialisation; the branch of two overlaps
+    (q_+, q_-) ends at 1.97698, its largest α by an independent quadrature over both fields. Q = S
+    is stable under a discrete prior."""
+    exact, few = binary_transition(), smi.Averages(2**13)
+    np.testing.assert_allclose(exact, 1.54609, atol=1e-5)
+    solve = lambda alpha, start: smi.state_evolution(
+        BINARY, alpha, key=KEY, averages=few, start=start
+    )
+    excess, errors, ends = [], [], (1.53, 1.56)
+    for alpha in ends:
+        phi = smi.free_entropy(BINARY, alpha, solve(alpha, None), key=KEY, averages=few)
+        excess.append(float(phi.value) + 2.0 * np.log(2.0))
+        errors.append(float(phi.stderr))
+    slope = (excess[1] - excess[0]) / (ends[1] - ends[0])
+    found = ends[0] - excess[0] / slope  # Φ is straight to 1e-5 there
+    assert abs(found - exact) < 4 * max(errors) / abs(slope) + 1e-4
+    codes = [int(solve(*at).result) for at in ((1.53, 0.99), (1.97, None), (1.985, None))]
+    assert codes == [smi.Result.RECOVERED, smi.Result.SUCCESS, smi.Result.RECOVERED]
