@@ -173,9 +173,12 @@ def weighted_posteriors(
         assert outcomes is not None  # which a type checker cannot know
         labels, log_odds = jnp.tile(outcomes, (len(omega), *[1] * (outcomes.ndim - 1))), None
     count = len(labels) // len(omega)
-    omega = jnp.repeat(omega, count, axis=0)
-    statistic = channel.statistic(labels)
-    post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
+    if isinstance(channel, LevelsChannel):
+        post = channel.respond_to_each(labels.reshape(-1, count), omega, V)
+    else:
+        omega = jnp.repeat(omega, count, axis=0)
+        statistic = channel.statistic(labels)
+        post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
     # random nodes give sums of probabilities that are one on average only
     log_odds = post.log_partition.reshape(-1, count) if log_odds is None else log_odds
     weight = count * jax.nn.softmax(log_odds, axis=1).reshape(-1)
@@ -469,16 +472,25 @@ class ClosedFormChannel(AbstractChannel):
             # forward over reverse: log Z_out is one number, g has P M components
             return value, g, jax.jacfwd(jax.grad(self.log_partition, argnums=1), argnums=1)(y, w, V)
 
-        # 4096 at once: some megabytes of intermediate values, and enough to fill vector units
-        value, g, dg = lax.map(one, (statistic, omega), batch_size=min(4096, omega.shape[0]))
-        zero = jnp.zeros_like(value)
-        rounding = zero + jnp.finfo(value.dtype).eps
-        return Posterior(value, g, dg, zero + jnp.inf, rounding, rounding)
+        return exact_posterior(*lax.map(one, (statistic, omega), batch_size=batch_size(omega)))
 
     @property
     def tolerance(self) -> Array:
         """Infinity: closed forms are exact."""
         return jnp.asarray(jnp.inf)
+
+
+def batch_size(omega: Array) -> int:
+    """Samples at once."""
+    # 4096 at once: some megabytes of intermediate values, and enough to fill vector units
+    return min(4096, omega.shape[0])
+
+
+def exact_posterior(value: Array, g: Array, dg: Array) -> Posterior:
+    """The posteriors of log Z_out (N,), g and ∂g without errors but rounding."""
+    zero = jnp.zeros_like(value)
+    rounding = zero + jnp.finfo(value.dtype).eps
+    return Posterior(value, g, dg, zero + jnp.inf, rounding, rounding)
 
 
 class LevelsChannel(ClosedFormChannel):
@@ -489,6 +501,11 @@ class LevelsChannel(ClosedFormChannel):
     def levels_of(self, omega: Array, V: Array, noise: Array) -> tuple[Array, Array]:
         """Labels (n, levels) with the noise (n, noise_size), and the logarithms of the levels'
         probabilities at omega (n, P, M)."""
+
+    @abc.abstractmethod
+    def respond_to_each(self, labels: Array, omega: Array, V: Array) -> Posterior:
+        """The posteriors (n K,) of several labels (n, K) at each omega (n, P, M): what they share
+        is computed once."""
 
 
 def check_label_shape(labels: Array, shape: tuple[int, ...]) -> None:

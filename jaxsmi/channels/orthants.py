@@ -24,10 +24,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array
 
-from jaxsmi.channels.base import LevelsChannel, check_label_shape
+from jaxsmi.channels.base import (
+    LevelsChannel,
+    Posterior,
+    batch_size,
+    check_label_shape,
+    exact_posterior,
+)
 from jaxsmi.channels.signs import log_quadrants, pair_at_zero, plackett_nodes
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.validate import check
@@ -110,17 +117,37 @@ class OrthantChannel(LevelsChannel):
             known = jnp.any(labels[:, None] == self.values, axis=1)
             check(jnp.all(known), "labels", labels, f"some of {self.distinct.tolist()}")
 
+    def log_likelihood(self, label: Array) -> Array:
+        """log p(y|v_s) (2^P,)."""
+        apart = label - self.values
+        if self.noise is not None:
+            return -0.5 * apart**2 / self.noise - 0.5 * jnp.log(2.0 * jnp.pi * self.noise)
+        odds = (0.0, no_weight(apart.dtype))
+        if self.flip is not None:
+            odds = (jnp.log1p(-self.flip), jnp.log(self.flip))
+        return jnp.where(apart == 0.0, *odds)
+
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log of the sum over orthants."""
-        apart = statistic - self.values
-        if self.noise is None:
-            odds = (0.0, no_weight(apart.dtype))
-            if self.flip is not None:
-                odds = (jnp.log1p(-self.flip), jnp.log(self.flip))
-            likelihood = jnp.where(apart == 0.0, *odds)
-        else:
-            likelihood = -0.5 * apart**2 / self.noise - 0.5 * jnp.log(2.0 * jnp.pi * self.noise)
-        return logsumexp(likelihood + log_orthants(omega[:, 0], V))
+        return logsumexp(self.log_likelihood(statistic) + log_orthants(omega[:, 0], V))
+
+    def respond_to_each(self, labels: Array, omega: Array, V: Array) -> Posterior:
+        """Means over orthants r_s = p(y|v_s) P_s/Z_out: g = E ∂ log P_s,
+        ∂g = E [∂² log P_s + (∂ log P_s)²] - g²."""
+        of_orthants = lambda w: log_orthants(w, V)
+
+        def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+            y, w = sample
+            log_P, slope = of_orthants(w), jax.jacfwd(of_orthants)(w)
+            second = jax.jacfwd(jax.jacfwd(of_orthants))(w) + slope[:, :, None] * slope[:, None]
+            terms = jax.vmap(self.log_likelihood)(y) + log_P
+            share = jax.nn.softmax(terms, axis=1)
+            g = share @ slope
+            dg = jnp.einsum("ks,spq->kpq", share, second) - g[:, :, None] * g[:, None]
+            return logsumexp(terms, axis=1), g[:, :, None], dg[:, :, None, :, None]
+
+        each = lax.map(one, (labels, omega[:, :, 0]), batch_size=batch_size(omega))
+        return exact_posterior(*(x.reshape(-1, *x.shape[2:]) for x in each))
 
 
 def orthant_channel(

@@ -2,6 +2,7 @@
 
 import csv
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,6 +113,18 @@ def test_flips_mix_both_labels(k):
     labels = jax.vmap(flipped.label)(fields, noise)
     share = float(jnp.mean(labels != clean.link(fields[0])))
     assert abs(share - p) < 4 * np.sqrt(p * (1 - p) / 4000)
+
+
+@pytest.mark.parametrize("k", [2, pytest.param(3, marks=SLOW)])
+def test_posteriors_of_all_labels_at_once_are_those_of_each(k):
+    """The same sums over orthants in another order: rounding, by 1/P of the rarest (1e-4)."""
+    channel, V_k = smi.links.sign_committee(k, "mean").channel, jnp.asarray(V[:k, :k])
+    w = jnp.asarray(np.random.default_rng(0).standard_normal((8, k, 1)))
+    labels = jnp.tile(channel.outcomes, (8, 1))
+    each = eqx.filter_jit(channel.respond_to_each)(labels, w, V_k)
+    one = respond(channel, labels.reshape(-1), jnp.repeat(w, labels.shape[1], axis=0), V_k)
+    for name in ("log_partition", "g", "dg"):
+        np.testing.assert_allclose(getattr(each, name), getattr(one, name), rtol=1e-10, atol=1e-11)
 
 
 @SLOW
