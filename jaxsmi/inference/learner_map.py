@@ -5,7 +5,7 @@ inference/label_averages.py, at a fixed point x = (Q, M, V, B):
 
     Q, M, V, B ← learner.weight_averages(Q̂, M̂, V̂, B̂)
     train loss  E ℓ_y(prox),   test loss  E ℓ(link(ω), y),   error  E ‖link(ω) - link*(z*)‖²
-    energy  E = α E ℓ_y(prox) + ½ E λ‖f‖²,   dE = ∂Φ at fixed order parameters
+    energy  E = α E ℓ_y(prox) + E r(f), r the penalty,   dE = ∂Φ at fixed order parameters
     stability: the spectral radius of  T(X) = α Σ_{mn} E[C ∂g_{mn} X ∂g_{mn}ᵀ C]
 """
 
@@ -246,12 +246,15 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     ) -> Array:
         """Φ of a minimiser [theory: empirical-risk, Eq. (11)]: stationary at a fixed point, and
         there the energy."""
-        linear = jnp.sum(c.signal * x.teacher_overlap)
-        linear = linear + jnp.sum(c.direction * x.direction_overlap)
+        overlaps = end.overlaps
+        # E min_w ½ wᵀV̂w - b·w + penalty: by Stein E b·f is linear in M, B and V
+        minimum = 0.5 * jnp.sum(c.precision * overlaps.overlap) + end.penalty
+        minimum = minimum - jnp.sum(c.noise * overlaps.covariance)
+        linear = jnp.sum(c.signal * (x.teacher_overlap - overlaps.teacher_overlap))
+        gap = x.direction_overlap - overlaps.direction_overlap
+        linear = linear + jnp.sum(c.direction * gap)
         quadratic = jnp.sum(c.noise * x.covariance) - jnp.sum(c.precision * x.overlap)
-        # ½ tr (λ + V̂)^{-1} (X + Q̂) of each column: λ + V̂ is the inverse of its C
-        weights = end.penalty + 0.5 * jnp.sum(c.precision * end.overlaps.overlap)
-        return 0.5 * quadratic + linear - weights + self.alpha * envelope
+        return 0.5 * quadratic + linear + minimum + self.alpha * envelope
 
     def _measured(self, x: OrderParameters, answers: LearnerAverages) -> Numbers:
         """Losses, error and energy by each rule (R,)."""

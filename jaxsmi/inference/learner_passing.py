@@ -85,7 +85,7 @@ class _IndexRisk(eqx.Module):
         operator = learner.network.design.operator(data.inputs)
         loss = lambda fields, label: learner.losses(fields[None], label[None])[0]
         losses, slope = jax.vmap(jax.value_and_grad(loss))(operator.forward(W), data.labels)
-        gradient = operator.adjoint(slope) + learner.ridge * W
+        gradient = learner.subgradient(W, operator.adjoint(slope))
         D = data.dimension
         return {
             "train_loss": jnp.mean(losses),

@@ -80,8 +80,8 @@ class TeacherLaw(eqx.Module):
 
 class WeightAverages(eqx.Module):
     """Averages over the field b of the weights: the next `overlaps`; `squared` E[C ⊗ C]
-    (P, P, P, P), C = ∂_b f, the map X ↦ E C X C; and the `penalty` ½ E λ‖f‖², NaN of a
-    posterior."""
+    (P, P, P, P), C = ∂_b f, the map X ↦ E C X C; and the `penalty` of an entry, of a ridge
+    ½ E λ‖f‖², NaN of a posterior."""
 
     overlaps: OrderParameters
     squared: Array
@@ -211,6 +211,10 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
     def penalty(self, weights: Array) -> Array:
         """½ Σ_i λ_i ‖W_i‖² of weights (P, D); NaN for a posterior."""
         return 0.5 * jnp.sum(self.ridge * weights**2)
+
+    def subgradient(self, weights: Array, slope: Array) -> Array:
+        """The smallest subgradient of loss and penalty, `slope` the gradient of the loss."""
+        return slope + self.ridge * weights
 
     @property
     def regularity(self) -> Regularity:

@@ -1,4 +1,4 @@
-r"""Empirical risk minimisation: a student, a loss and a ridge.
+r"""Empirical risk minimisation: a student, a loss and a penalty.
 
 Equations here [Cui24; theory: empirical-risk, Eqs. (1), (3) to (5), (8)]:
 
@@ -9,6 +9,8 @@ and with a ridge λ_i of each column, as a ridge on weights of features with a c
 coordinates of `data.whiten` [theory: empirical-risk, Eq. (32)],
 
     W_i = (λ_i + A)^{-1} b_i,   C = (1/D) Σ_i (λ_i + A)^{-1}
+
+An l1 norm and bounds of the weights of one index are in learners/penalties.py.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ from jaxsmi.channels import proximal
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import as_module, concrete, missing, missing_array, theory_dtype
+from jaxsmi.core.arrays import (
+    as_module,
+    concrete,
+    missing,
+    missing_array,
+    nan_unless,
+    theory_dtype,
+)
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.validate import NON_NEGATIVE, check
 from jaxsmi.learners import losses
@@ -37,12 +46,14 @@ from jaxsmi.learners.base import (
     AbstractIndexLearner,
     Conjugates,
     Law,
+    OrderParameters,
     Regularity,
     TeacherLaw,
     WeightAverages,
     check_columns,
     linear_weight_averages,
 )
+from jaxsmi.learners.penalties import Penalty
 from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.linear_algebra import solve_definite, symmetric
 from jaxsmi.priors.iid import squares
@@ -54,6 +65,7 @@ _BLOCK_SIZE = 4096  # samples whose proximal points are sought at a time
 _TOLERANCE = 1e-6  # gradient that may remain at a proximal point, relative to g
 _PROBES = 64  # random fields and labels at which a loss is examined
 _RANDOM_STARTS = 4
+_ENDS = validate.Interval("numbers", infinite=True)
 
 
 def _as_loss(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
@@ -73,10 +85,27 @@ def _as_ridge(ridge: ArrayLike) -> Array:
     return array
 
 
-class Erm(AbstractIndexLearner):
-    r"""Empirical risk minimisation with a ridge: the limit of gradient descent with weight decay.
+def _as_l1(l1: ArrayLike | None) -> Array | None:
+    """Validate κ >= 0, or None."""
+    return None if l1 is None else validate.number("l1", l1, NON_NEGATIVE)
 
-        R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²
+
+def _as_bounds(bounds: tuple[ArrayLike, ArrayLike] | None) -> Array | None:
+    """Validate bounds (2,), or None."""
+    if bounds is None:
+        return None
+    allowed = "two numbers, low < high, of which one may be infinite"
+    ends = validate.array("bounds", bounds, allowed, shape=(2,), interval=_ENDS)
+    fits = (ends[0] < ends[1]) & (ends[0] < jnp.inf) & (ends[1] > -jnp.inf)
+    check(fits, "bounds", bounds, allowed)
+    return nan_unless(ends, fits)
+
+
+class Erm(AbstractIndexLearner):
+    r"""Empirical risk minimisation: with a ridge alone the limit of gradient descent with weight
+    decay.
+
+        R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖² + κ ‖W‖_1,   low <= W <= high
 
     The sum over samples is not divided by their number: a ridge λ_mean on the mean loss is λ = N
     λ_mean. `smi.train(student, data, optax.chain(optax.add_decayed_weights(λ), optax.sgd(rate)),
@@ -100,11 +129,17 @@ class Erm(AbstractIndexLearner):
             Default: ω, -ω and four random ones; for a convex loss ω alone.
         convex: Whether ℓ(link(z), y) is convex in the fields z. Default None: examined at random
             fields.
+        l1: κ >= 0, weight of the l1 norm, of students of one index. Default: none. With a ridge
+            this is the elastic net. `smi.train` descends the ridge alone.
+        bounds: (low, high) of all weights, of students of one index: (0, jnp.inf) for weights that
+            are not negative. Default: none.
 
     Raises:
-        ValueError: For a ridge that is negative or no number, or a loss, prox or starts that is no
-            function. A loss that does not fit the labels is refused once the labels are known, and
-            a ridge of another size than the weights once these are.
+        ValueError: For a ridge or l1 that is negative or no number, bounds that are not low < high,
+            or a loss, prox or starts that is no function. Once the labels are known, for l1 or
+            bounds with a student of several indices or a ridge of each column (in theory with fixed
+            directions of inputs, too), or a loss that does not fit the labels; once the weights
+            are, for a ridge of another size.
 
     Example:
         >>> import jaxsmi as smi
@@ -121,6 +156,8 @@ class Erm(AbstractIndexLearner):
     prox: Prox | None = eqx.field(converter=_optional("prox"), default=None)
     starts: Starts | None = eqx.field(converter=_optional("starts"), default=None)
     convex: bool | None = eqx.field(static=True, default=None)
+    l1: Array | None = eqx.field(converter=_as_l1, default=None)
+    bounds: Array | None = eqx.field(converter=_as_bounds, default=None)
 
     def __check_init__(self) -> None:
         if self.student is not None:
@@ -152,7 +189,7 @@ class Erm(AbstractIndexLearner):
             data: N samples.
 
         Returns:
-            (1/D) [Σ_μ ℓ(ŷ_μ, y_μ) + (λ/2) ‖W‖²].
+            (1/D) [Σ_μ ℓ(ŷ_μ, y_μ) + (λ/2) ‖W‖² + κ ‖W‖_1]; infinite out of bounds.
 
         Raises:
             ValueError: Without a student and without the model that made the data, or for a ridge
@@ -177,6 +214,11 @@ class Erm(AbstractIndexLearner):
         student = model if self.student is None else self.student
         allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
         check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
+        if self._kinked is not None:
+            name = "bounds" if self.l1 is None else "l1"
+            allowed = "None for several indices or a ridge of each column (a ridge alone)"
+            one = student.indices == 1 and self.ridge.ndim == 0
+            check(one, name, getattr(self, name), allowed)
         learner = dataclasses.replace(self, student=student)
         if self.ridge.ndim:
             check_columns("ridge", self.ridge, self.ridge.size, model)
@@ -184,6 +226,8 @@ class Erm(AbstractIndexLearner):
         hinge = bool(eqx.tree_equal(self.loss, as_module(losses.hinge)))
         if self.prox is None and hinge and _is_identity(student):
             learner = dataclasses.replace(learner, prox=proximal.hinge_point)
+        elif self.prox is None and isinstance(self.loss, losses.Residual) and _is_identity(student):
+            learner = dataclasses.replace(learner, prox=self.loss.point)
         # a traced loss cannot be examined: it counts as not convex unless the user says so
         if concrete((self.loss, student.channel, model.channel)):  # ridge and priors may be traced
             with jax.ensure_compile_time_eval():
@@ -237,12 +281,25 @@ class Erm(AbstractIndexLearner):
         error = p.error / (1.0 + jnp.max(jnp.abs(p.g), axis=(1, 2)))
         return Posterior(-p.envelope, p.g, p.dg, jnp.full_like(error, jnp.inf), error, error)
 
-    # The ridge
+    # The penalty
+
+    @property
+    def _kinked(self) -> Penalty | None:
+        """The penalty of one index, if it is more than a ridge."""
+        if self.l1 is None and self.bounds is None:
+            return None
+        l1 = jnp.zeros_like(self.ridge) if self.l1 is None else self.l1
+        bounds = (-jnp.inf, jnp.inf) if self.bounds is None else self.bounds
+        low, high = (jnp.asarray(end, self.ridge.dtype) for end in bounds)
+        return Penalty(self.ridge, l1, low, high)
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Return W = (λ + A)^{-1} b and C = (λ + A)^{-1}; NaN where λ + A is not positive
-        definite. Of a ridge of each column C is the average."""
+        """Return W and C; of a ridge (λ + A)^{-1} b and (λ + A)^{-1}, NaN where λ + A is not
+        positive definite. Where columns differ C is the average."""
         self._check_columns(b.shape[1])
+        if self._kinked is not None:
+            W, slope = self._kinked.posterior(b, A[0, 0])
+            return W, jnp.mean(slope)[None, None]
         C = self._inverses(A)
         # one C of all columns is a product with a matrix
         W = C[0] @ b if len(C) == 1 else jnp.einsum("dpq,qd->pd", C, b)
@@ -250,8 +307,24 @@ class Erm(AbstractIndexLearner):
 
     def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
         """See `AbstractResponder.bethe_terms`."""
-        C = self._inverses(A)
+        kinked = self._kinked
+        if kinked is None:
+            C = self._inverses(A)
+        else:  # ∂_b f varies from entry to entry
+            C = kinked.posterior(b, A[0, 0])[1].reshape(-1, 1, 1)
         return missing_array((), C.dtype), squares(C)
+
+    def penalty(self, weights: Array) -> Array:
+        """See `AbstractIndexLearner.penalty`; infinite out of bounds."""
+        kinked = self._kinked
+        return super().penalty(weights) if kinked is None else kinked(weights)
+
+    def subgradient(self, weights: Array, slope: Array) -> Array:
+        """See `AbstractIndexLearner.subgradient`."""
+        kinked = self._kinked
+        if kinked is None:
+            return super().subgradient(weights, slope)
+        return kinked.residual(weights, slope)
 
     def _check_columns(self, dimension: int) -> None:
         """Raise a ValueError for a ridge of each of another number of columns."""
@@ -267,9 +340,23 @@ class Erm(AbstractIndexLearner):
         return jnp.where(definite[:, None, None], symmetric(inverses), missing())
 
     def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
-        """Average in closed form: only second moments of the teacher enter."""
-        C = self._inverses(conjugates.precision)
-        return linear_weight_averages(C, self.ridge, conjugates, teacher)
+        """Average in closed form: of a ridge only second moments of the teacher enter."""
+        if self._kinked is None:
+            C = self._inverses(conjugates.precision)
+            return linear_weight_averages(C, self.ridge, conjugates, teacher)
+        allowed = "one with a ridge alone, as the inputs have fixed directions"
+        check(teacher.direction_gram.size == 0, "learner", self, allowed)
+        law = teacher.prior.column(len(teacher.second_moment))
+        A, noise = conjugates.precision[0, 0], conjugates.noise[0, 0]
+        field = (conjugates.signal[0], noise, law.log_weight, law.mean, law.covariance)
+        average = self._kinked.averages(A, *field)
+        square = lambda x: x[None, None]
+        nothing = jnp.zeros_like(conjugates.direction)
+        overlaps = OrderParameters(
+            square(average.square), average.teacher[None], square(average.slope), nothing
+        )
+        squared = average.squared_slope.reshape(1, 1, 1, 1)
+        return WeightAverages(overlaps, squared, average.penalty)
 
 
 def _in_blocks(block: Callable[..., ProximalOutput], samples: tuple[Array, ...]) -> ProximalOutput:

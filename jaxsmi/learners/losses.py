@@ -5,12 +5,16 @@ Equations here [theory: empirical-risk, section 1]:
     squared   ½ ‖ŷ - y‖²
     logistic  Σ log(1 + exp(-y ŷ)),    labels ±1
     hinge     Σ max(0, 1 - y ŷ),       labels ±1
+    huber     Σ ½ r² up to |r| = δ, δ|r| - ½ δ² beyond,   r = y - ŷ
+    quantile  Σ max(τ r, (τ - 1) r)
+    cross entropy  log Σ_k exp ŷ_k - ŷ_y,   classes y
 
 Any JAX function (prediction, label) -> number does as well.
 """
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -18,7 +22,107 @@ from jaxtyping import Array
 
 from jaxsmi.core import validate
 
-__all__ = ["hinge", "logistic", "squared"]
+__all__ = ["cross_entropy", "hinge", "huber", "logistic", "quantile", "squared"]
+
+
+class Residual(eqx.Module):
+    """The loss of r = y - ŷ whose slope is clip(r/s, low, high), s = 1 if `curved`, else s -> 0.
+    Its proximal point is a formula."""
+
+    low: Array
+    high: Array
+    curved: bool = eqx.field(static=True)
+
+    def __call__(self, prediction: ArrayLike, label: ArrayLike) -> Array:
+        """Return ℓ, summed over the numbers of a prediction."""
+        prediction, label = _numbers(prediction, label)
+        r = label - prediction
+        # float32 data stay float32
+        low, high = self.low.astype(r.dtype), self.high.astype(r.dtype)
+        if not self.curved:
+            return jnp.sum(jnp.maximum(high * r, low * r))
+        inner = jnp.clip(r, low, high)
+        return jnp.sum(inner * (r - 0.5 * inner))
+
+    def point(self, label: Array, omega: Array, V: Array) -> Array:
+        """Return the proximal point for ŷ = z, z = ω + V clip((y - ω)/(s + V), low, high)."""
+        v = V[0, 0]
+        low, high = self.low.astype(v.dtype), self.high.astype(v.dtype)
+        return omega + v * jnp.clip((label - omega) / (v + float(self.curved)), low, high)
+
+
+def huber(threshold: ArrayLike = 1.0) -> Residual:
+    """Return Huber's loss, ½ r² up to |r| = δ and δ|r| - ½ δ² beyond, r = y - ŷ.
+
+    Args:
+        threshold: δ > 0. Default 1.
+
+    Returns:
+        A loss (prediction, label) -> number.
+
+    Raises:
+        ValueError: For a threshold that is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> float(smi.losses.huber(1.0)(jnp.array(3.0), jnp.array(0.0)))
+        2.5
+
+    Source:
+        [theory: empirical-risk, section 1].
+    """
+    threshold = validate.number("threshold", threshold, validate.POSITIVE)
+    return Residual(-threshold, threshold, True)
+
+
+def quantile(level: ArrayLike = 0.5) -> Residual:
+    """Return the loss of a quantile, max(τ r, (τ - 1) r), r = y - ŷ: ½ |r| of the median.
+
+    Args:
+        level: τ in (0, 1). Default ½.
+
+    Returns:
+        A loss (prediction, label) -> number. It has a kink: its proximal point is a formula.
+
+    Raises:
+        ValueError: For a level outside (0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> round(float(smi.losses.quantile(0.9)(jnp.array(0.0), jnp.array(2.0))), 6)
+        1.8
+
+    Source:
+        [theory: empirical-risk, section 1].
+    """
+    level = validate.number("level", level, validate.UNIT_INTERVAL)
+    return Residual(level - 1.0, level, False)
+
+
+def cross_entropy(prediction: ArrayLike, label: ArrayLike) -> Array:
+    """Return log Σ_k exp ŷ_k - ŷ_y of K classes.
+
+    Args:
+        prediction: ŷ (K,), of a student such as `smi.MultiIndex(lambda z: z[:, 0], indices=K)`.
+        label: The class, a number from 0 to K - 1, or probabilities of the classes (K,).
+
+    Returns:
+        A number.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> round(float(smi.losses.cross_entropy(jnp.zeros(3), jnp.array(2.0))), 4)  # log 3
+        1.0986
+
+    Source:
+        [theory: empirical-risk, section 1].
+    """
+    prediction, label = _numbers(prediction, label)
+    if label.shape != prediction.shape:
+        classes = jnp.arange(prediction.size, dtype=prediction.dtype)
+        # not an index: labels may be traced, and floating point numbers
+        label = (jnp.round(label.reshape(())) == classes).astype(prediction.dtype)
+    return -jnp.sum(label * jax.nn.log_softmax(prediction))
 
 
 def squared(prediction: ArrayLike, label: ArrayLike) -> Array:

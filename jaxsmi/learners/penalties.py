@@ -1,0 +1,132 @@
+r"""Penalties of the weights of one index: a ridge, an l1 norm and bounds, in closed form.
+
+Equations here [theory: empirical-risk, section 1], for one entry w of a row, a = λ + A, κ = `l1`:
+
+    r(w) = (λ/2) w² + κ |w|,   low <= w <= high
+    f(b) = argmin_w ½ A w² - b w + r(w) = clip(soft(b, κ)/a, low, high),   ∂_b f = 1/a or 0
+
+f is piecewise linear. With the teacher's weights a mixture of Gaussians, w* ~ N(μ, S), the field
+b = M̂ w* + Q̂^{1/2} ξ is one, too, of means m = M̂ μ and variances M̂ S M̂ᵀ + Q̂, and (Stein)
+
+    E f w*ᵀ = μᵀ E f + M̂ S E ∂_b f
+
+With c the point of [low, high] nearest to zero f = c + ramps of b, whose averages are those of
+(x + ξ)_+ and (x + ξ)_+²:  x Φ(x) + φ(x),  (1 + x²) Φ(x) + x φ(x).
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.scipy.stats import norm
+from jaxtyping import Array
+
+_FAR = -40.0  # standard deviations at which a Gaussian tail is zero in float64
+
+
+class Averages(eqx.Module):
+    """E f, E f², E f w* (P*,), E ∂_b f, E (∂_b f)² and E r(f)."""
+
+    mean: Array
+    square: Array
+    teacher: Array
+    slope: Array
+    squared_slope: Array
+    penalty: Array
+
+
+class Penalty(eqx.Module):
+    """(λ/2) w² + κ |w| within bounds, of each entry of one row.
+
+    Args:
+        ridge: λ >= 0.
+        l1: κ >= 0.
+        low: Lower bound, may be -inf.
+        high: Upper bound, may be inf.
+    """
+
+    ridge: Array
+    l1: Array
+    low: Array
+    high: Array
+
+    @property
+    def center(self) -> Array:
+        """The point c of [low, high] nearest to zero, where weights without a field are."""
+        return jnp.clip(0.0, self.low, self.high)
+
+    def __call__(self, W: Array) -> Array:
+        """Sum the penalty of all weights; infinite out of bounds."""
+        inside = jnp.all((self.low <= W) & (self.high >= W))
+        total = jnp.sum(0.5 * self.ridge * W**2 + self.l1 * jnp.abs(W))
+        return jnp.where(inside, total, jnp.inf)
+
+    def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """f and ∂_b f of fields b of precision A; NaN where λ + A is not positive."""
+        a = jnp.where(self.ridge + A > 0.0, self.ridge + A, jnp.nan)
+        low, high, l1 = (x.astype(b.dtype) for x in (self.low, self.high, self.l1))
+        free = jnp.sign(b) * jnp.maximum(jnp.abs(b) - l1, 0.0) / a
+        active = (jnp.abs(b) > l1) & (free > low) & (free < high)
+        # NaN of a must not be lost in the zeros
+        return jnp.clip(free, low, high), jnp.where(active, 1.0, 0.0) / a
+
+    def residual(self, W: Array, slope: Array) -> Array:
+        """The smallest subgradient of loss and penalty, `slope` the gradient of the loss: zero at
+        the minimum, where the gradient of an l1 norm is not defined."""
+        r = slope + self.ridge * W
+        kink = jnp.sign(r) * jnp.maximum(jnp.abs(r) - self.l1, 0.0)
+        r = jnp.where(W == 0.0, kink, r + self.l1 * jnp.sign(W))
+        # at a bound a row may move to one side only
+        r = jnp.where(self.low == W, jnp.minimum(r, 0.0), r)
+        return jnp.where(self.high == W, jnp.maximum(r, 0.0), r)
+
+    def averages(
+        self, A: Array, signal: Array, noise: Array, log_weight: Array, mean: Array, spread: Array
+    ) -> Averages:
+        """Average over b = M̂ w* + Q̂^{1/2} ξ (module docstring).
+
+        Args:
+            A: V̂.
+            signal: M̂ (P*,).
+            noise: Q̂.
+            log_weight: log π_k of the teacher's weights (K,).
+            mean: μ_k (K, P*).
+            spread: S_k (K, P*, P*).
+        """
+        a = jnp.where(self.ridge + A > 0.0, self.ridge + A, jnp.nan)
+        c = self.center
+        pull = spread @ signal
+        m = mean @ signal
+        sigma = jnp.sqrt(pull @ signal + noise)
+        # the sign of the kink that each end of the middle lies on: b = a c ± κ
+        above = a * c + jnp.where(c < 0.0, -self.l1, self.l1)
+        below = a * c + jnp.where(c > 0.0, self.l1, -self.l1)
+        up, up_square, up_share = _ramp((m - above) / sigma, self.high - c, a, sigma)
+        down, down_square, down_share = _ramp((below - m) / sigma, c - self.low, a, sigma)
+        share = up_share + down_share
+        f = c + (up - down) / a
+        square = c**2 + 2.0 * c * (up - down) / a + (up_square + down_square) / a**2
+        average = lambda x: jnp.exp(log_weight) @ x
+        slope = average(share) / a
+        l1 = self.l1 * (jnp.abs(c) + average(up + down) / a)
+        return Averages(
+            mean=average(f),
+            square=average(square),
+            teacher=average(f[:, None] * mean + (share / a)[:, None] * pull),
+            slope=slope,
+            squared_slope=slope / a,
+            penalty=0.5 * self.ridge * average(square) + l1,
+        )
+
+
+def _ramp(x: Array, span: Array, a: Array, sigma: Array) -> tuple[Array, Array, Array]:
+    """E r, E r² and P(0 < r < a span) of r = clip(σ (x + ξ), 0, a span); `span` may be infinite."""
+    finite = jnp.isfinite(span)
+    # infinities have no derivatives
+    width = a * jnp.where(finite, span, 0.0)
+    y = jnp.where(finite, x - width / sigma, _FAR)
+    first = lambda x: x * norm.cdf(x) + norm.pdf(x)
+    second = lambda x: (1.0 + x**2) * norm.cdf(x) + x * norm.pdf(x)
+    mean = sigma * (first(x) - first(y))
+    square = sigma**2 * (second(x) - second(y)) - 2.0 * width * sigma * first(y)
+    return mean, square, norm.cdf(x) - norm.cdf(y)

@@ -1,0 +1,168 @@
+"""Penalties with kinks and losses with bounded slopes: theory and message passing against SciPy.
+
+References are independent: the scalar state evolution of [DMM09] by quadrature, the thresholds of
+Donoho and Tanner by their equations, and minima by L-BFGS-B and linear programmes.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, optimize
+from scipy.stats import norm
+
+import jaxsmi as smi
+from jaxsmi.learners.penalties import Penalty
+
+KEY, SLOW = jax.random.key(0), pytest.mark.slow
+DENSITY = 0.2
+
+
+def sparse(noise, density=DENSITY):
+    prior = smi.priors.BernoulliGauss(density)
+    return smi.MultiIndex(lambda z: z[0, 0], indices=1, noise=noise, prior=prior)
+
+
+def theory(teacher, alpha, learner, **options):
+    averages = smi.Averages(4096)
+    return smi.state_evolution(
+        teacher, alpha, key=KEY, averages=averages, learner=learner, **options
+    )
+
+
+def value(x):
+    return float(jnp.ravel(x)[0])
+
+
+PENALTIES = {
+    "l1": (0.0, 0.3, -np.inf, np.inf),
+    "elastic net": (0.5, 0.3, -np.inf, np.inf),
+    "positive": (0.1, 0.0, 0.0, np.inf),
+    "positive l1": (0.1, 0.2, 0.0, np.inf),
+    "box": (0.1, 0.2, -0.3, 0.8),
+    "above": (0.1, 0.2, 0.2, 0.8),
+    "below": (0.1, 0.2, -np.inf, -0.4),
+}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_averages_over_the_field(name):
+    """Minima by golden sections, averages by quadrature over w* and ξ."""
+    ridge, l1, low, high = PENALTIES[name]
+    penalty = Penalty(*map(jnp.asarray, PENALTIES[name]))
+    A, signal, noise, mean, spread = 1.3, 0.9, 0.4, 0.3, 0.8
+    risk = lambda w, b: 0.5 * (ridge + A) * w * w - b * w + l1 * abs(w)
+    for b in (-2.0, -0.25, 0.1, 0.9, 3.0):
+        bounds = (max(low, -9.0), min(high, 9.0))
+        found = optimize.minimize_scalar(risk, bounds=bounds, args=(b,), method="bounded")
+        w, slope = penalty.posterior(jnp.asarray([[b]]), jnp.asarray(A))
+        assert abs(value(w) - found.x) < 1e-4  # a minimum by values: √eps, and xatol
+        step = lambda x: value(penalty.posterior(jnp.asarray([[x]]), jnp.asarray(A))[0])
+        assert abs(value(slope) - (step(b + 1e-6) - step(b - 1e-6)) / 2e-6) < 1e-8
+    law = jnp.zeros(1), jnp.full((1, 1), mean), jnp.full((1, 1, 1), spread)
+    args = jnp.asarray(A), jnp.asarray([signal]), jnp.asarray(noise)
+    made = penalty.averages(*args, *law)
+    sigma = np.sqrt(signal**2 * spread + noise)
+    b = signal * mean + sigma * np.linspace(-9.0, 9.0, 400001)
+    weight = norm.pdf(b, signal * mean, sigma) * (b[1] - b[0])
+    f, slope = (np.ravel(x) for x in penalty.posterior(jnp.asarray(b[None]), jnp.asarray(A)))
+    # E[w* | b]
+    w = mean + signal * spread / sigma**2 * (b - signal * mean)
+    # the midpoint of a step is missed by one spacing: 5e-5
+    for got, expected in (
+        (made.mean, f),
+        (made.square, f**2),
+        (made.teacher, f * w),
+        (made.penalty, l1 * abs(f)),
+        (made.slope, slope),
+        (made.squared_slope, slope**2),
+    ):
+        assert abs(value(got) - np.sum(weight * expected)) < 5e-5, name
+
+
+def lasso_evolution(alpha, l1, noise, density):
+    """τ² = (Δ + E(η(X + τZ; θ) - X)²)/α and l1 = θ α (1 - P(active)/α), in units x/√D: by
+    quadrature over X and closed in θ."""
+
+    def risk(tau, theta):
+        mse = share = 0.0
+        for weight, spread in ((1 - density, 0.0), (density, 1.0 / density)):
+            deviation = np.sqrt(spread + tau**2)
+            line = lambda u: np.sign(u) * max(abs(u) - theta, 0.0)
+            # X given u = X + τZ: mean c u, variance v
+            c = spread / deviation**2
+            v = spread * (1.0 - c)
+            density_of = lambda u: norm.pdf(u, 0.0, deviation)
+            each = lambda u: ((line(u) - c * u) ** 2 + v) * density_of(u)
+            points = {"points": (-theta, theta), "limit": 400, "epsabs": 1e-13}
+            mse += weight * integrate.quad(each, -12 * deviation, 12 * deviation, **points)[0]
+            share += weight * 2.0 * norm.sf(theta / deviation)
+        return mse, share
+
+    def equations(logs):
+        tau, theta = np.exp(logs)
+        mse, share = risk(tau, theta)
+        # of AMP: A = α/(1 + V), θ = l1/A, V = share/A
+        A = alpha - share
+        return tau**2 - (noise + mse) / alpha, theta * A - l1
+
+    tau, theta = np.exp(optimize.fsolve(equations, np.log([0.7, 0.5]), xtol=1e-12))
+    mse, share = risk(tau, theta)
+    return mse, share / (alpha - share), share
+
+
+@pytest.mark.parametrize(("alpha", "l1", "noise"), [(0.7, 0.3, 0.1), (1.5, 0.5, 0.3)])
+def test_lasso_is_the_scalar_state_evolution(alpha, l1, noise):
+    mse, V, _ = lasso_evolution(alpha, l1, noise, DENSITY)
+    learner = smi.Erm(smi.links.linear(), ridge=0.0, l1=l1)
+    made = theory(sparse(noise), alpha, learner)
+    assert int(made.result) == 0, made.message
+    assert abs(value(made.error) - mse) < 4 * value(made.errors["error"]) + 1e-7
+    assert abs(value(made.covariance) - V) < 1e-6
+    gap = abs(value(made.potential) - value(made.energy))
+    assert gap < 1e-6
+
+
+def donoho_tanner(alpha):
+    """The weak threshold k/D: min over θ of ρ(1 + θ²) + 2(1-ρ)[(1+θ²)Φ(-θ) - θφ(θ)] = α, of
+    minimax soft thresholding."""
+    cost = lambda t, rho: (
+        rho * (1 + t * t) + 2 * (1 - rho) * ((1 + t * t) * norm.sf(t) - t * norm.pdf(t))
+    )
+    least = lambda rho: (
+        optimize.minimize_scalar(cost, bounds=(0.0, 8.0), args=(rho,), method="bounded").fun
+    )
+    return optimize.brentq(lambda rho: least(rho) - alpha, 1e-6, alpha)
+
+
+def test_noiseless_lasso_recovers_up_to_the_weak_threshold():
+    """[DT09], α = ½: k/N = 0.3848; errors vanish with l1² below and stay above."""
+    threshold = donoho_tanner(0.5)
+    assert abs(threshold / 0.5 - 0.3848) < 5e-4
+    errors = {}
+    for side in (0.9, 1.1):
+        for l1 in (1e-2, 1e-3):
+            learner = smi.Erm(smi.links.linear(), ridge=0.0, l1=l1)
+            made = theory(sparse(0.0, side * threshold), 0.5, learner)
+            errors[side, l1] = value(made.error)
+    print(errors)
+    assert errors[0.9, 1e-3] / errors[0.9, 1e-2] < 0.02
+    assert errors[1.1, 1e-3] / errors[1.1, 1e-2] > 0.8
+
+
+def test_derivatives_of_the_energy():
+    """dE/dl1 = E|f| and dE/dλ = ½ Q, against differences of energies."""
+    teacher = sparse(0.1)
+
+    def energy(l1, ridge):
+        return theory(teacher, 0.8, smi.Erm(smi.links.linear(), ridge=ridge, l1=l1)).energy
+
+    slopes = jax.grad(energy, (0, 1))(0.3, 0.2)
+    step = 1e-4
+    by_l1 = (energy(0.3 + step, 0.2) - energy(0.3 - step, 0.2)) / (2 * step)
+    by_ridge = (energy(0.3, 0.2 + step) - energy(0.3, 0.2 - step)) / (2 * step)
+    made = theory(teacher, 0.8, smi.Erm(smi.links.linear(), ridge=0.2, l1=0.3))
+    # a second difference, 1e-8, and the fixed points' tolerance 1e-8 over the step
+    assert abs(value(slopes[0]) - value(by_l1)) < 2e-4
+    assert abs(value(slopes[1]) - value(by_ridge)) < 2e-4
+    assert abs(value(slopes[1]) - 0.5 * value(made.overlap)) < 1e-5
