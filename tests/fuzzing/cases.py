@@ -74,6 +74,7 @@ NAMES = {
     "overlap": "overlap",
     "positive array": "noises",
     "positive or inf": "aspect_ratio",
+    "non-negative?": "l1",
     "real": "leak",
     "type": "dtype",
 }  # fmt: skip

@@ -85,12 +85,13 @@ def lasso_evolution(alpha, l1, noise, density):
         mse = share = 0.0
         for weight, spread in ((1 - density, 0.0), (density, 1.0 / density)):
             deviation = np.sqrt(spread + tau**2)
-            line = lambda u: np.sign(u) * max(abs(u) - theta, 0.0)
             # X given u = X + τZ: mean c u, variance v
             c = spread / deviation**2
-            v = spread * (1.0 - c)
-            density_of = lambda u: norm.pdf(u, 0.0, deviation)
-            each = lambda u: ((line(u) - c * u) ** 2 + v) * density_of(u)
+
+            def each(u, c=c, v=spread * (1.0 - c), deviation=deviation):
+                line = np.sign(u) * max(abs(u) - theta, 0.0)
+                return ((line - c * u) ** 2 + v) * norm.pdf(u, 0.0, deviation)
+
             points = {"points": (-theta, theta), "limit": 400, "epsabs": 1e-13}
             mse += weight * integrate.quad(each, -12 * deviation, 12 * deviation, **points)[0]
             share += weight * 2.0 * norm.sf(theta / deviation)
@@ -116,7 +117,6 @@ def test_lasso_is_the_scalar_state_evolution(alpha, l1, noise):
     assert int(made.result) == 0, made.message
     # 1 - 2M + Q: 2e-5 is five standard errors that the solution states of its error
     got = 1.0 - 2.0 * value(made.teacher_overlap) + value(made.overlap)
-    print(got, mse, value(made.covariance), V)
     assert abs(got - mse) < 2e-5
     assert abs(value(made.covariance) - V) < 2e-5
     gap = abs(value(made.potential) - value(made.energy))
@@ -135,21 +135,26 @@ def donoho_tanner(alpha):
     return optimize.brentq(lambda rho: least(rho) - alpha, 1e-6, alpha)
 
 
+@SLOW
 def test_noiseless_lasso_recovers_up_to_the_weak_threshold():
-    """[DT09], α = ½: k/N = 0.3848; errors vanish with l1² below and stay above."""
+    """Errors vanish with l1² below the threshold and stay above."""
     threshold = donoho_tanner(0.5)
-    assert abs(threshold / 0.5 - 0.3848) < 5e-4
+    # the same threshold in the parametric form of [DMM09], κ = 2
+    tail = lambda t: 2 * ((1 + t * t) * norm.sf(t) - t * norm.pdf(t))
+    ratio = lambda t: -(1 - tail(t) / 0.5) / (1 + t * t - tail(t))
+    best = -optimize.minimize_scalar(ratio, bounds=(0.1, 5.0), method="bounded").fun
+    assert abs(threshold / 0.5 - best) < 1e-8
     errors = {}
     for side in (0.9, 1.1):
         for l1 in (1e-2, 1e-3):
             learner = smi.Erm(smi.links.linear(), ridge=0.0, l1=l1)
             made = theory(sparse(0.0, side * threshold), 0.5, learner)
             errors[side, l1] = value(made.error)
-    print(errors)
     assert errors[0.9, 1e-3] / errors[0.9, 1e-2] < 0.02
     assert errors[1.1, 1e-3] / errors[1.1, 1e-2] > 0.8
 
 
+@SLOW
 def test_derivatives_of_the_energy():
     """dE/dl1 = E|f| and dE/dλ = ½ Q, against differences of energies."""
     teacher = sparse(0.1)
@@ -242,11 +247,27 @@ def test_simulations(name):
         star = np.ravel(data.teacher)
         runs.append((energy, w @ w / 500, w @ star / 500))
         if seed == 0:
-            run = smi.gamp(data, key=KEY, learner=learner)
+            run = smi.gamp(teacher, data, key=KEY, learner=learner)
             print(name, energy, value(run.energy), value(run.gradient_norm))
             assert abs(value(learner.risk(run.weights, data)) - energy) < 1e-6 * energy
-            assert value(run.gradient_norm) < 1e-5
+            # what the default tolerance of message passing leaves; the risk is off by its square
+            assert value(run.gradient_norm) < 3e-4
     mean, error = np.mean(runs, 0), np.std(runs, 0, ddof=1) / np.sqrt(len(runs))
     expected = [value(x) for x in (made.energy, made.overlap, made.teacher_overlap)]
     print(name, expected, mean, error)
     assert np.all(abs(mean - expected) < 4 * error)
+
+
+def test_refusals():
+    committee = smi.MultiIndex(lambda z: jnp.sum(z), indices=2)
+    with pytest.raises(ValueError, match="l1"):
+        theory(committee, 1.0, smi.Erm(l1=0.1))
+    with pytest.raises(ValueError, match="bounds"):
+        smi.Erm(bounds=(1.0, 0.0))
+
+
+def test_cross_entropy_takes_classes_and_probabilities():
+    z = jnp.array([0.3, -1.0, 2.0])
+    expected = np.log(np.sum(np.exp(z))) - z[1]
+    for label in (jnp.array(1.0), jnp.array([0.0, 1.0, 0.0])):
+        assert abs(smi.losses.cross_entropy(z, label) - expected) < 1e-12
