@@ -62,8 +62,8 @@ NAMES = {
         "calibrate convex generative normalised positive quick squared store symmetric "
         "tied",
     "function": "build function link log_likelihood loss output prox record sampler starts target",
-    "positive": "alpha alpha_max beta rank_ratio tolerance",
-    "non-negative": "noise nuclear rate ridge",
+    "positive": "alpha alpha_max beta rank_ratio threshold tolerance",
+    "non-negative": "l1 noise nuclear rate ridge",
     "non-negative array": "penalty skip times",
     "choice": "activation objective",
     "flag?": "progress",
@@ -72,9 +72,9 @@ NAMES = {
     "name": "name",
     "open unit": "level",
     "overlap": "overlap",
+    "interval": "bounds",
     "positive array": "noises",
     "positive or inf": "aspect_ratio",
-    "non-negative?": "l1",
     "real": "leak",
     "type": "dtype",
 }  # fmt: skip

@@ -38,6 +38,7 @@ KINDS: dict[str, set[str]] = {
     "non-negative or inf": {"0", "0.5", "2.0", "inf"} | _LARGE,
     "fraction": {"0", "0.5"},
     "open unit": {"0.5"},
+    "interval": set(),
     "cosine": {"0.5"},
     "cosines": {"-1", "0", "0.5", "two numbers"},
     "real": {"-1", "0", "0.5", "2.0"} | _LARGE,
