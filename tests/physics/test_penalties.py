@@ -242,12 +242,14 @@ def test_simulations(name):
     made = theory(teacher, alpha, learner)
     assert int(made.result) == 0, made.message
     runs = []
-    for seed in range(8):
+    # seeds of their own: shared ones would share a teacher, whose norm fluctuates the most
+    first = 100 * (1 + list(PROBLEMS).index(name))
+    for seed in range(first, first + 8):
         data = teacher.sample(jax.random.key(seed), dimension=500, alpha=alpha)
         w, energy = split_minimum(data, learner, loss, slope)
         star = np.ravel(data.teacher)
         runs.append((energy, w @ w / 500, w @ star / 500))
-        if seed == 0:
+        if seed == first:
             run = smi.gamp(teacher, data, key=KEY, learner=learner)
             print(name, energy, value(run.energy), value(run.gradient_norm))
             assert abs(value(learner.risk(run.weights, data)) - energy) < 1e-6 * energy
