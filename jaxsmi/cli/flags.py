@@ -183,7 +183,7 @@ _RECORDS = {
     "Gradient": "descent.options:Gradient",
     "Monitor": "descent.options:Monitor",
 }
-_MODEL_TYPES = {"AbstractModel", "IndexModel", "AbstractTeacher"}
+_MODEL_TYPES = {"AbstractModel", "IndexModel", "AbstractTeacher", "AbstractFlowTeacher"}
 _REQUIRED = {"model", "data", "optimizer"}  # made of presets where no flag asks for them
 _FROM_COMMON = ("key", "out", "progress")  # set by --seed, --out, --quiet
 

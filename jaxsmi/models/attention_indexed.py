@@ -39,18 +39,27 @@ from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.driver import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.designs import MessagePassing, SymmetricDesign
-from jaxsmi.models.base import AbstractSymmetry
+from jaxsmi.models.base import AbstractSymmetry, title
 from jaxsmi.models.index import check_no_law, output_model
 from jaxsmi.models.matrix import MatrixModel, SymmetricFactors
 from jaxsmi.models.prediction import hardmax_error, softmax_error
-from jaxsmi.priors.factors import WishartPrior
+from jaxsmi.models.teacher_student import (
+    AbstractFlowTeacher,
+    MatrixPair,
+    TeacherStudent,
+    squared_loss,
+)
+from jaxsmi.numerics.linear_algebra import symmetric_basis
+from jaxsmi.priors.factors import WishartLaw, WishartPrior
 from jaxsmi.priors.spectral import SpectralPrior
 
+# nodes of the spectrum in a flow: 1e-12 of its overlaps (tests/physics/test_extensive_rank.py)
+_NODES = 48
 OUTPUTS = ("softmax", "hardmax", "linear")
 _BETA = Interval("a finite number > 0 (or output='hardmax')", low=0.0, open_low=True)
 
 
-class AttentionIndexed(MatrixModel):
+class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
     r"""Attention of extensive rank: y = φ(h), h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d, S = W Wᵀ/√(r d).
 
     Sample complexity is α = n/d². Inputs are (n, T, d), labels (n, T, T), the teacher W (L r, d).
@@ -187,6 +196,37 @@ class AttentionIndexed(MatrixModel):
             B = self.skip * B + self.readout.link(B @ inner @ B.T) @ B
         return self.readout.link(B @ h[-1] @ B.T)
 
+    def teacher_student(
+        self,
+        student: AttentionIndexed | None = None,
+        loss: Callable[[Array, Array], Array] | None = None,
+    ) -> TeacherStudent:
+        """Pair the model with a student of as many tokens and the same labels: for averages over a
+        sample scores are T(T + 1)/2 independent numbers of variance q."""
+        allowed = f"an AttentionIndexed of {self.tokens} tokens and one layer"
+        learner = self if student is None else student
+        learner = validate.instance("student", learner, AttentionIndexed, allowed)
+        check(learner.tokens == self.tokens and learner.layers == 1, "student", learner, allowed)
+        check(self.layers == 1, "model", title(self), "one layer")
+        check(self.readout.drawable, "model", title(self), "one whose labels can be drawn")
+        gram = self.prior.second_moment()
+        law = WishartLaw(rank_ratio=self.rank_ratio, aspect_ratio=jnp.ones(()))
+        return TeacherStudent(
+            label=_Label(self.readout, self.tokens),
+            loss=_Loss(learner, squared_loss if loss is None else loss),
+            agreement=learner.metric.cosines,
+            # that of one matrix fluctuates by 1/d
+            draw_gram=eqx.Partial(_constant, gram),
+            encoding=jnp.zeros((self.tokens * (self.tokens + 1) // 2, 0), gram.dtype),
+            gram=gram,
+            targets=1,
+            rows=1,
+            groups=1,
+            tokens=self.tokens * (self.tokens + 1) // 2,
+            noise_size=self.readout.noise_size,
+            matrix=MatrixPair(*law.eigenvalues(_NODES), learner.rank_ratio),
+        )
+
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
         """Return the error of one layer with linear scores or two tokens; None for others."""
         if self.layers > 1 or not self.readout.closed_form:
@@ -200,6 +240,38 @@ class AttentionIndexed(MatrixModel):
         if self.output == "hardmax":
             return hardmax_error(q, self.prior.norm, bayes)
         return softmax_error(q, V, self.beta, bayes)
+
+
+def _matrix_of(coordinates: Array, tokens: int) -> Array:
+    """Scores √2 Σ_i v_i E_i (T, T) of v (T(T+1)/2,), E orthonormal symmetric matrices."""
+    basis = np.sqrt(2.0) * symmetric_basis(tokens)
+    return jnp.tensordot(jnp.ravel(coordinates), basis.astype(coordinates.dtype), axes=1)
+
+
+class _Label(eqx.Module):
+    """Label of a sample from the coordinates of its scores and its noise."""
+
+    channel: AbstractChannel
+    tokens: int = eqx.field(static=True)
+
+    def __call__(self, coordinates: Array, noise: Array) -> Array:
+        return self.channel.label(_matrix_of(coordinates, self.tokens).reshape(1, -1), noise)
+
+
+class _Loss(eqx.Module):
+    """ℓ of a student's prediction from the coordinates of its scores."""
+
+    student: AttentionIndexed
+    loss: Callable[[Array, Array], Array]
+
+    def __call__(self, label: Array, coordinates: Array) -> Array:
+        prediction = self.student.link(_matrix_of(coordinates, self.student.tokens))
+        return self.loss(prediction.reshape(label.shape), label)
+
+
+def _constant(value: Array, key: PRNGKeyArray, dimension: int) -> Array:
+    del key, dimension
+    return value
 
 
 def _scores(output: str, tokens: int, beta: Array, noise: Array) -> AbstractScores:

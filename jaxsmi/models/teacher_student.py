@@ -26,6 +26,7 @@ import abc
 import itertools
 from collections.abc import Callable, Mapping
 from math import comb, factorial, prod
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -71,6 +72,7 @@ class TeacherStudent(eqx.Module):
         tied: Whether every row sees all tokens. (One of an untied network of one token does, too.)
         squared: g, F and c of the loss c ‖g(z*) - F(z)‖² of one direction on the sphere, whose
             averages need no sampling. None: another loss.
+        matrix: The matrices of extensive rank whose scores the fields are; None: rows.
     """
 
     label: Callable[[Array, Array], Array]
@@ -90,6 +92,7 @@ class TeacherStudent(eqx.Module):
     # not groups == 1: an untied network of one token has one group, too
     tied: bool = eqx.field(static=True, default=True)
     squared: SequenceLoss | None = None
+    matrix: MatrixPair | None = None
 
     def sample_loss(self, teacher_fields: Array, fields: Array, noise: Array) -> Array:
         """ℓ from z*, z and the label's noise."""
@@ -106,17 +109,35 @@ class TeacherStudent(eqx.Module):
         return self.fixed - self.targets
 
 
-class AbstractTeacher(eqx.Module):
-    """A model whose labels a student of few rows can learn by online SGD."""
+class MatrixPair(NamedTuple):
+    """A teacher's matrix S_2 and the width of a student's factors.
+
+    Attributes:
+        eigenvalues: Nodes s (n,) of averages over the spectrum of S_2.
+        weights: Their weights (n,), of sum one.
+        width: ρ_1 = r_1/d of the student.
+    """
+
+    eigenvalues: Array
+    weights: Array
+    width: Array
+
+
+class AbstractFlowTeacher(eqx.Module):
+    """A model whose labels a student can learn by a flow of few numbers."""
 
     @abc.abstractmethod
     def teacher_student(
         self,
-        student: AbstractTeacher | None = None,
+        student: Any = None,
         loss: Callable[[Array, Array], Array] | None = None,
     ) -> TeacherStudent:
         """Pair the model with a student of as many tokens (default: the model itself), under a loss
         of (prediction, label) (default: the loss of the model, else ‖ŷ - y‖²)."""
+
+
+class AbstractTeacher(AbstractFlowTeacher):
+    """A model whose labels a student of few rows can learn by online SGD."""
 
     @abc.abstractmethod
     def link_of_fields(self) -> tuple[Callable[[Array], Array], int, int]:

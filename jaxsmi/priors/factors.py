@@ -71,6 +71,17 @@ class WishartLaw(AbstractMatrixLaw):
         d, r = W.shape
         return W @ W.T / jnp.sqrt(float(r * d))
 
+    def eigenvalues(self, count: int) -> tuple[Array, Array]:
+        """Return nodes and weights (count,) of averages over the spectrum of S as d → ∞: the Gauss
+        rule of its orthogonal polynomials, which satisfy p_1 = (s - √ρ) p_0 and
+        p_{n+1} = (s - √ρ - 1/√ρ) p_n - p_{n-1}; the zeros of S (ρ < 1) are in it."""
+        root = jnp.sqrt(self.rank_ratio)
+        first = jnp.arange(count) == 0
+        middle = jnp.where(first, root, root + 1.0 / root)
+        beside = jnp.eye(count, k=1) + jnp.eye(count, k=-1)
+        nodes, vectors = jnp.linalg.eigh(jnp.diag(middle) + beside)
+        return nodes, vectors[0] ** 2
+
     @property
     def norm(self) -> Array:
         return 1.0 + self.rank_ratio

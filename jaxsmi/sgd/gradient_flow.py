@@ -35,9 +35,16 @@ from jaxsmi.core.arrays import concrete
 from jaxsmi.core.driver import Estimate, Result
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
-from jaxsmi.models.teacher_student import AbstractTeacher
-from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_moving
-from jaxsmi.sgd.sample_averages import AbstractAverages, GradientMoments, SgdSetting, spread
+from jaxsmi.models.teacher_student import AbstractFlowTeacher
+from jaxsmi.sgd.extensive_rank import FACTOR_RATE, FactorLaw, matrix_start
+from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_moving, pair_of
+from jaxsmi.sgd.sample_averages import (
+    AbstractAverages,
+    AbstractMotion,
+    GradientMoments,
+    SgdSetting,
+    spread,
+)
 
 if TYPE_CHECKING:
     import diffrax  # importing it takes a second: it is imported where a flow is solved
@@ -73,6 +80,7 @@ class Flow(eqx.Module):
         stderr: Standard errors of these four.
         result: A `Result` code.
         kappa: κ.
+        law: Of the factors of a matrix, the law of S_1(t), `law.density`; else None.
     """
 
     time: Array
@@ -83,6 +91,7 @@ class Flow(eqx.Module):
     stderr: FlowRecords
     result: Array
     kappa: Array
+    law: FactorLaw | None = None
 
     @property
     def alpha(self) -> Array:
@@ -112,15 +121,34 @@ def velocity(
     return Overlaps(dM - a[:, None] * x.M, dQ - a[:, None] * x.Q - x.Q * a)
 
 
+class RowMotion(AbstractMotion):
+    """Overlaps move by themselves (module docstring)."""
+
+    initial: Overlaps
+    kappa: Array
+    decay: Array
+    noisy: bool = eqx.field(static=True)
+    projected: bool = eqx.field(static=True)
+
+    @property
+    def start(self) -> Overlaps:
+        return self.initial
+
+    def velocity(self, averages: AbstractAverages, state: Overlaps) -> Overlaps:
+        moments = averages.at(state.M, state.Q, self.noisy)
+        return velocity(moments, state, self.kappa, self.decay, self.projected)
+
+    def overlaps(self, state: Overlaps) -> Overlaps:
+        return state
+
+
 class _FlowEquation(eqx.Module):
     """Differential equation from one start at one learning rate, and settings of its solver."""
 
     setting: SgdSetting
+    motion: AbstractMotion
     kappa: Array
-    decay: Array
     rtol: Array
-    noisy: bool = eqx.field(static=True)
-    projected: bool = eqx.field(static=True)
     max_steps: int = eqx.field(static=True)
 
     @classmethod
@@ -142,7 +170,11 @@ class _FlowEquation(eqx.Module):
         unused = iteration.damping is None and iteration.newton is None
         check(unused, "iteration", iteration, allowed)
         loss = rule.gradient.loss
-        setting = SgdSetting.of(model, start, student, loss, key, averages, _SIZES, coarse=True)
+        pair = pair_of(model, student, loss, AbstractFlowTeacher)
+        initial, factors = Initial.of(start), None
+        if pair.matrix is not None:
+            pair, initial, factors = matrix_start(pair, initial)
+        setting = SgdSetting.of_pair(pair, initial, key, averages, _SIZES, coarse=True)
         # a flow at rest would integrate to its last time, and return the start
         check_moving(setting.pair, setting.overlaps.M)
         # momentum multiplies steps by 1/(1 - β) for slow overlaps, decay as well as learning
@@ -158,7 +190,14 @@ class _FlowEquation(eqx.Module):
         max_steps = iteration.max_steps or _MAX_STEPS
         # t = κ α: decay for a unit of α is κ times that for a unit of t
         per_time = decay / jnp.where(kappa > 0.0, kappa, 1.0)
-        return cls(setting, kappa, per_time, rtol, noisy, projected, max_steps)
+        motion = factors
+        if factors is None:
+            # a symmetric matrix has half of the directions: noise of SGD adds up in fewer of them
+            share = 1.0 if pair.matrix is None else 0.5
+            motion = RowMotion(setting.overlaps, share * kappa, per_time, noisy, projected)
+        else:
+            check(not noisy and rule.momentum is None and not projected, "rate", rate, FACTOR_RATE)
+        return cls(setting, motion, kappa, rtol, max_steps)
 
     def agreement(self, x: Overlaps) -> Array:
         """Cosines, up to the symmetries of the model."""
@@ -175,12 +214,11 @@ class _FlowEquation(eqx.Module):
         import diffrax
 
         # a NaN would take all steps: the answer is masked by its validity instead
-        numbers = (self.setting.overlaps, self.kappa, self.decay)
-        start, *rates = jax.tree.map(lambda x: jnp.where(jnp.isnan(x), 0.0, x), numbers)
+        motion = jax.tree.map(lambda x: jnp.where(jnp.isnan(x), 0.0, x), self.motion)
 
-        def drift(t: object, x: Overlaps, args: tuple[AbstractAverages, list[Array]]) -> Overlaps:
-            net, (kappa, decay) = args
-            return velocity(net.at(x.M, x.Q, self.noisy), x, kappa, decay, self.projected)
+        def drift(t: object, state: Any, args: tuple[AbstractAverages, AbstractMotion]) -> Any:
+            net, moving = args
+            return moving.velocity(net, state)
 
         return diffrax.diffeqsolve(
             diffrax.ODETerm(drift),
@@ -188,8 +226,8 @@ class _FlowEquation(eqx.Module):
             t0=jnp.zeros_like(last),
             t1=last,
             dt0=None,
-            y0=start,
-            args=(averages, rates),
+            y0=motion.start,
+            args=(averages, motion),
             saveat=saveat,
             # overlaps are of order one; those of a start, 1/√D, are resolved at any D below 1e10
             stepsize_controller=diffrax.PIDController(rtol=self.rtol, atol=1e-2 * self.rtol),
@@ -200,12 +238,12 @@ class _FlowEquation(eqx.Module):
 
 
 def flow(
-    model: AbstractTeacher,
+    model: AbstractFlowTeacher,
     start: ArrayLike | tuple[ArrayLike, ArrayLike] | Initial,
     times: ArrayLike,
     *,
     rate: ArrayLike | Rule = 0.0,
-    student: AbstractTeacher | None = None,
+    student: AbstractFlowTeacher | None = None,
     key: PRNGKeyArray | None = None,
     averages: Averages | None = None,
     iteration: Iteration | None = None,
@@ -260,7 +298,7 @@ def flow(
     ordered = jnp.all(jnp.diff(record_times) > 0)
     check(ordered, "times", times, increasing)
     equation = _FlowEquation.of(model, start, rate, student, key, averages, iteration)
-    records, complete = _trajectories(equation, jnp.nan_to_num(record_times))
+    records, law, complete = _trajectories(equation, jnp.nan_to_num(record_times))
     valid = ordered & validate.valid((equation, record_times))
     clean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x) & valid, x, jnp.nan), records)
     result = jnp.where(jnp.all(complete), int(Result.SUCCESS), int(Result.MAX_STEPS))
@@ -270,16 +308,17 @@ def flow(
         stderr=jax.tree.map(spread, clean),
         result=jnp.where(valid, result, int(Result.INVALID)),
         kappa=equation.kappa,
+        law=jax.tree.map(lambda x: jnp.mean(x, axis=0), law),
     )
 
 
 def recovery_time(
-    model: AbstractTeacher,
+    model: AbstractFlowTeacher,
     start: ArrayLike | tuple[ArrayLike, ArrayLike] | Initial,
     *,
     rate: ArrayLike | Rule = 0.0,
     level: ArrayLike = 0.5,
-    student: AbstractTeacher | None = None,
+    student: AbstractFlowTeacher | None = None,
     key: PRNGKeyArray | None = None,
     averages: Averages | None = None,
     iteration: Iteration | None = None,
@@ -333,20 +372,23 @@ def recovery_time(
 
 
 @eqx.filter_jit
-def _trajectories(equation: _FlowEquation, times: Array) -> tuple[FlowRecords, Array]:
-    """Records of each net, and True where all its times were reached."""
+def _trajectories(
+    equation: _FlowEquation, times: Array
+) -> tuple[FlowRecords, FactorLaw | None, Array]:
+    """Records and laws of matrices of each net, and True where all its times were reached."""
     import diffrax
 
-    def one(averages: AbstractAverages) -> tuple[FlowRecords, Array]:
+    def one(averages: AbstractAverages) -> tuple[FlowRecords, FactorLaw | None, Array]:
         solution = equation.solve(averages, times[-1], diffrax.SaveAt(ts=times))
         assert solution.ys is not None
-        path = solution.ys
+        path = jax.vmap(equation.motion.overlaps)(solution.ys)
         risk = jnp.full(len(times), jnp.nan, times.dtype)
         if not equation.setting.pair.spherical:  # there it is a sum of its own, and public: risk
             risk = lax.map(lambda x: averages.risk(x.M, x.Q), path)
         cosine = jax.vmap(equation.agreement)(path)
         complete = solution.result == diffrax.RESULTS.successful
-        return FlowRecords(path.M, path.Q, cosine, risk), complete
+        records = FlowRecords(path.M, path.Q, cosine, risk)
+        return records, jax.vmap(equation.motion.law)(solution.ys), complete
 
     return equation.setting.averages.over_nets(one)
 
@@ -359,8 +401,8 @@ def _passages(equation: _FlowEquation, level: Array) -> tuple[Array, Array]:
     import optimistix
 
     last = jnp.asarray(_MAX_TIME)
-    sizes = lambda x: jnp.atleast_1d(equation.agreement(x))
-    first = sizes(equation.setting.overlaps) >= level
+    sizes = lambda x: jnp.atleast_1d(equation.agreement(equation.motion.overlaps(x)))
+    first = sizes(equation.motion.start) >= level
 
     def passage(averages: AbstractAverages, index: int) -> tuple[Array, Array]:
         height = lambda t, y, args, **_: sizes(y)[index] - level

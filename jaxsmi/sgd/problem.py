@@ -19,12 +19,13 @@ from jaxsmi.core.arrays import as_module, concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
 from jaxsmi.descent.options import LOSS, Gradient, check_scalar, divisor
 from jaxsmi.descent.overlaps import overlaps_of_weights, pair_of_arrays, semidefinite
-from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
+from jaxsmi.models.teacher_student import AbstractFlowTeacher, AbstractTeacher, TeacherStudent
 
 _MODEL = (
     "an index model such as smi.DeepAttention(2, 2), or a SequenceSingleIndex (a matrix has "
     "infinitely many overlaps: smi.train(model, smi.Stream(model, teacher), ..))"
 )
+_FLOW_MODEL = "an index model such as smi.DeepAttention(2, 2), or smi.AttentionIndexed(2, 0.5)"
 # a Gram matrix of the teacher is written down, or computed in double precision
 _GRAM_ROUNDING = 1e-12
 
@@ -144,9 +145,11 @@ class Initial(eqx.Module):
             numbers for multiples of the identity;
             or weights (P, D), beside weights of the teacher. Of a `SequenceSingleIndex` m, or
             (m, e_1, .., e_K), or m_1, .., m_L of an untied network; None: uniform on the sphere.
+            Of a matrix in `smi.sgd.flow` the scale of its factors, or (M, Q) = (q_12, q_11).
         teacher: "iid" (drawn by the prior: its Gram matrix fluctuates by √(2/D)), "orthonormal"
             (the expected Gram matrix), a Gram matrix ρ (k, k) of the fixed rows, or weights
             (P*, D). Default: "iid" beside a random student of an index model, else "orthonormal".
+            Of a matrix in `smi.sgd.flow` its eigenvalues (n,); default: those of the model.
 
     Example:
         >>> import jaxsmi as smi
@@ -167,12 +170,12 @@ def pair_of(
     model: object,
     student: object = None,
     loss: Callable[[Array, Array], Array] | None = None,
+    kind: type[AbstractFlowTeacher] = AbstractTeacher,
 ) -> TeacherStudent:
-    """Validate teacher, student and loss of a call."""
-    teacher = validate.instance("model", model, AbstractTeacher, _MODEL)
-    learner = validate.optional(
-        validate.instance, "student", student, AbstractTeacher, "an index model"
-    )
+    """Validate teacher, student and loss of a call, for models of a `kind`."""
+    allowed = _MODEL if kind is AbstractTeacher else _FLOW_MODEL
+    teacher = validate.instance("model", model, kind, allowed)
+    learner = validate.optional(validate.instance, "student", student, kind, "an index model")
     pair = teacher.teacher_student(
         learner, validate.optional(validate.function, "loss", loss, LOSS)
     )

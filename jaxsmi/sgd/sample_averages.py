@@ -367,7 +367,19 @@ class SgdSetting(NamedTuple):
         """Validate the arguments of a call. Averages are exact where they can be, else on nets;
         `default_sizes`: points of all nets, and nets, where the call says nothing."""
         pair = pair_of(model, student, loss)
-        initial = Initial.of(start)
+        return cls.of_pair(pair, Initial.of(start), key, averages, default_sizes, coarse)
+
+    @classmethod
+    def of_pair(
+        cls,
+        pair: TeacherStudent,
+        initial: Initial,
+        key: PRNGKeyArray | None,
+        averages: Averages | None,
+        default_sizes: tuple[int, int],
+        coarse: bool = False,
+    ) -> SgdSetting:
+        """`of` a pair that is validated."""
         gram = gram_of(pair, initial.teacher)
         overlaps = Overlaps.of(pair, gram, initial.student)
         sizes = sizes_of(averages, *default_sizes)
@@ -378,6 +390,27 @@ class SgdSetting(NamedTuple):
             found = net_averages(pair, triangular_root(gram), validate.key("key", key), *sizes)
         check_gradient(pair)
         return cls(pair, gram, overlaps, found)
+
+
+class AbstractMotion(eqx.Module):
+    """Velocity of a state from averages of a fresh sample, at overlaps that follow from it."""
+
+    @property
+    @abc.abstractmethod
+    def start(self) -> Any:
+        """The state at t = 0."""
+
+    @abc.abstractmethod
+    def velocity(self, averages: AbstractAverages, state: Any) -> Any:
+        """d(state)/dt."""
+
+    @abc.abstractmethod
+    def overlaps(self, state: Any) -> Overlaps:
+        """M and Q."""
+
+    def law(self, state: Any) -> Any:
+        """Law of a matrix of extensive rank; None of rows."""
+        del state
 
 
 def _exact_averages(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
