@@ -2,7 +2,7 @@ r"""Online SGD of the factors of a matrix of extensive rank, of attention S_1 = 
 
 Equations here [theory: online-sgd, Eqs. (68) to (74)]: a teacher S_2 of spectrum μ_2 (s, averages
 ⟨·⟩), overlaps q_kl = Tr S_k S_l/d, risk Φ(q) of one fresh sample, factors W (r_1, d) of entries
-ν N(0, 1) at the start, n steps of rate η on the mean loss of B samples, κ = η/B, α = n B/d², t = κα:
+ν N(0, 1) at the start, n steps of rate η on the mean loss of B samples, κ = η/B, α = nB/d², t = κα:
 
     g_11 = ∂Φ/∂q_11,  g_12 = ½ ∂Φ/∂q_12:   A_T = 2 (g_11 q_12 + g_12 q_22),
                                             A_Z = 2 (g_11 q_11 + g_12 q_12)
@@ -16,8 +16,7 @@ S_1(0), a Wishart matrix, is free from S_2, so that every moment follows from on
     q_12 = ⟨s m/(K + m P)⟩,   q_11 = m² ⟨(K + mP)^{-2}⟩ + c m ⟨K/(K + mP)²⟩²/(1 + c ⟨K P/(K + mP)²⟩)
     G(z) = 1/z + z^{-2} ⟨m_z/(K + m_z P_z)⟩,   P_z = P - 1/z         (∫ μ_1(dx)/(z - x))
 
-A and P grow at different times for each s; in place of the E and D of a Riccati equation, E = K^{-1/2}
-and D = P/K, both stay finite where S_1 converges: K → 0 and P → -g_11/(g_12 s).
+K and P stay finite where S_1 converges, K → 0 and P → -g_11/(g_12 s), and 1/K and P/K do not.
 
 A matrix that is trained itself, S_1 ← S_1 - η ∇, is one row of d²/2 numbers: dq_12/dt = -A_T,
 dq_11/dt = -2 A_Z + (κ/2) N_s is the flow of gradient_flow.py.
@@ -67,8 +66,7 @@ class FactorState(NamedTuple):
 
 
 class FactorLaw(eqx.Module):
-    """Law of S_1(t): spectrum of the teacher, c of the start, and the state (or states, with leading
-    axes).
+    """Law of S_1(t), or of several records along a leading axis.
 
     Attributes:
         matrix: Spectrum of S_2, and ρ_1.
@@ -125,8 +123,7 @@ class FactorLaw(eqx.Module):
         allowed = "numbers > 0 (n,)"
         x = validate.array("points", points, allowed, interval=POSITIVE)
         check(x.ndim == 1, "points", points, allowed)
-        one = lambda state: dataclasses.replace(self, state=state)._density(x)
-        return jax.vmap(one)(self.state)
+        return jax.vmap(lambda law: law._density(x))(self)
 
     def _density(self, x: Array) -> Array:
         z = (x + 1j * _HEIGHT * jnp.max(x))[:, None]
@@ -139,7 +136,9 @@ class FactorLaw(eqx.Module):
             return 0.5 * (m + c * self.matrix.width / (1.0 + c * own))
 
         m = lax.fori_loop(0, _STEPS, step, jnp.full_like(z, c * self.matrix.width))
-        G = (1.0 + jnp.sum(weights * m / (K + m * P), axis=1) / z[:, 0]) / z[:, 0]
+        # the zeros of S_1 are a Lorentzian of their own weight, which is left out
+        zeros = jnp.maximum(1.0 - self.matrix.width, 0.0)
+        G = (1.0 - zeros + jnp.sum(weights * m / (K + m * P), axis=1) / z[:, 0]) / z[:, 0]
         return -jnp.imag(G) / np.pi
 
 

@@ -190,13 +190,12 @@ class _FlowEquation(eqx.Module):
         max_steps = iteration.max_steps or _MAX_STEPS
         # t = κ α: decay for a unit of α is κ times that for a unit of t
         per_time = decay / jnp.where(kappa > 0.0, kappa, 1.0)
-        motion = factors
-        if factors is None:
-            # a symmetric matrix has half of the directions: noise of SGD adds up in fewer of them
-            share = 1.0 if pair.matrix is None else 0.5
-            motion = RowMotion(setting.overlaps, share * kappa, per_time, noisy, projected)
-        else:
-            check(not noisy and rule.momentum is None and not projected, "rate", rate, FACTOR_RATE)
+        if factors is not None:
+            check(not noisy and not projected, "rate", rate, FACTOR_RATE)
+            return cls(setting, factors, kappa, rtol, max_steps)
+        # d² numbers of a symmetric matrix have d²/2 directions: half of κ is that of its row
+        share = 1.0 if pair.matrix is None else 0.5
+        motion = RowMotion(setting.overlaps, share * kappa, per_time, noisy, projected)
         return cls(setting, motion, kappa, rtol, max_steps)
 
     def agreement(self, x: Overlaps) -> Array:
