@@ -251,16 +251,21 @@ def flow(
 
         dM/dt = -A_T - λ_t M,   dQ/dt = -(A_Z + A_Zᵀ) + κ N_s - 2 λ_t Q,   t = κ α,   α = N/D
         one direction on the sphere:  dv/dt = -(I - v vᵀ) ∇R(v) - (γ/2) N_s(v) v,   t = γ τ/d
+        factors of a matrix:  dW/dt = -(4/√ρ_1) W (g_11 S_1 + g_12 S_2),   t = η n/d² of n steps
+        the matrix itself:  dq_12/dt = -A_T,   dq_11/dt = -2 A_Z + (κ/2) N_s
 
     Args:
-        model: The teacher: an index model, or a `SequenceSingleIndex`.
+        model: The teacher: an index model, a `SequenceSingleIndex`, or an `AttentionIndexed` (M and
+            Q are q_12 and q_11, q_kl = Tr S_k S_l/d; the error is Q_0 - 2 q_12 + q_11).
         start: Overlaps (M, Q), M (P, k) with the fixed rows, Q (P, P); of a `SequenceSingleIndex`
             m or (m, e_1, .., e_K), of an untied network m_1, .., m_L; or an `Initial` that has a
-            Gram matrix of the teacher, too.
+            Gram matrix of the teacher, too. Of an `AttentionIndexed` the scale ν > 0 of factors
+            N(0, 1), which are trained (κ = 0 alone), or (q_12, q_11), of a matrix that is trained
+            itself; an `Initial` has eigenvalues of the teacher's matrix (n,), too.
         times: Times t of the records (T,), increasing, >= 0.
         rate: κ, the learning rate for each sample, a number >= 0; or a `Rule`.
             Default 0, gradient flow.
-        student: Another index model of as many tokens. Default: the model.
+        student: Another index model, or `AttentionIndexed`, of as many tokens. Default: the model.
         key: A random key, for averages that are sampled (the same points at all times): those of
             index models, and where `risk` needs one.
         averages: Points of all nets (default 2^15), and nets (8), each of which is integrated
@@ -273,7 +278,7 @@ def flow(
 
     Raises:
         ValueError: For a start that no weights have or that is at rest, κ < 0, times that do not
-            increase, another number out of range, a matrix model, or a missing key.
+            increase, another number out of range, another matrix model, or a missing key.
 
     Example:
         >>> import jaxsmi as smi
@@ -286,10 +291,10 @@ def flow(
 
     Cost:
         Some 500 to 1000 averages: of an index model a gradient a point; of one direction 2 to 20 s
-        for two tokens on a core, milliseconds for networks with a series.
+        for two tokens on a core, milliseconds for networks with a series; of factors 3 s.
 
     Source:
-        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67)].
+        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67), (76) to (81)].
     """
     increasing = "increasing numbers >= 0"
     record_times = jnp.atleast_1d(validate.array("times", times, increasing, interval=NON_NEGATIVE))

@@ -30,7 +30,7 @@ def published(*parts):
         return None
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0] if name}
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0] if name}
 
 
 def compare(what, ours, other, tolerance):

@@ -359,7 +359,7 @@ SGD_ROWS = [
     ("key", lambda: flow(key=None)),
     ("M", lambda: flow(start=(ZERO, EYE))),
     (r"\(M, Q\)", lambda: flow(start=(2.0 * EYE, EYE))),
-    ("model", lambda: flow(SCORES)),
+    ("model", lambda: flow(BILINEAR)),
     ("overlap", lambda: SGD.rates(TWO, [[1.0, 0.2], [0.2, 1.0]], key=KEY)),
     ("model", lambda: SGD.rates(smi.links.linear(0.1), key=KEY)),
     ("model", lambda: SGD.rates(CORRELATED, key=KEY)),
