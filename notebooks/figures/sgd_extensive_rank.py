@@ -7,9 +7,10 @@ Attention of extensive rank: factors against the matrix
 
 Online SGD of the factors (tied) of a softmax attention matrix of two tokens, and of the matrix itself
 (direct), from one start. Left: cosine with the teacher; dots are runs of `smi.train`. Middle: error;
-dashed: Bayes-optimal at the last :math:`\alpha=t/\kappa`, :math:`\kappa=0.15`. Right: labels even in
-the scores, a teacher of eigenvalues :math:`\pm1`: time to a cosine of 1/2 from one of
-:math:`1/d`; it grows as :math:`\log d`. Grey: derived, one teacher of :math:`d=150`.
+dashed: Bayes-optimal from :math:`\alpha=0.1`, where SGD of a rate :math:`\kappa` has
+:math:`\alpha=t/\kappa`. Right: labels even in the scores, a teacher of eigenvalues :math:`\pm1`:
+time to a cosine of 1/2 from one of :math:`1/d`; it grows as :math:`\log d`. Grey: derived, one
+teacher of :math:`d=150`.
 """
 
 # sphinx_gallery_thumbnail_path = 'assets/figures/sgd_extensive_rank.png'
@@ -37,8 +38,8 @@ for k, (name, path) in enumerate(paths.items()):
     error = 1.5 - 2.0 * path.teacher_overlap[:, 0, 0] + path.overlap[:, 0, 0]
     left.plot(times, path.cosine[:, 0], color=colour(k), label=name)
     middle.plot(times, error, color=colour(k), label=name)
-bayes = smi.state_evolution(model, times[-1] / KAPPA).error
-middle.axhline(float(bayes) + 1e-6, color=INK, ls="--", lw=1.0, label="Bayes-optimal")
+bayes = float(smi.state_evolution(model, 0.1).error)
+middle.axhline(bayes, color=INK, ls="--", lw=1.0, label=r"Bayes-optimal, $\alpha = 0.1$")
 # place of a line for the trained minimum, smi.MatrixErm(loss=..), at the same α
 if table := published("peers", "derived", "tied_attention_online_sgd.csv"):
     cosine = table["q12_theory"] / np.sqrt(1.5 * table["q11_theory"])
