@@ -37,7 +37,7 @@ left, middle, right = ax = axes(3)
 for k, (name, path) in enumerate(paths.items()):
     error = 1.5 - 2.0 * path.teacher_overlap[:, 0, 0] + path.overlap[:, 0, 0]
     left.plot(times, path.cosine[:, 0], color=colour(k), label=name)
-    middle.plot(times, error, color=colour(k), label=name)
+    middle.plot(times, error, color=colour(k))
 bayes = float(smi.state_evolution(model, 0.1).error)
 middle.axhline(bayes, color=INK, ls="--", lw=1.0, label=r"Bayes-optimal, $\alpha = 0.1$")
 # place of a line for the trained minimum, smi.MatrixErm(loss=..), at the same α

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from scipy.integrate import solve_ivp
+from scipy.optimize import brentq
 
 import jaxsmi as smi
 from jaxsmi.models.teacher_student import MatrixPair
@@ -169,16 +170,24 @@ def test_derivatives_are_differences():
 
 @pytest.mark.slow
 def test_recovery_takes_a_time_of_log_d():
-    # labels even in the scores, a centred teacher: q_12 ~ 1/d at the start grows by a constant rate
+    # ℓ = (h_1² - h_2²)² has g_11 = 24 q_11 - 8 q_22 and g_12 = -16 q_12; S_2² = 1. At q_12 = 0 q_11
+    # goes to 1/3, where q_12 grows at 32, and of factors at 32 f Tr S_1/d
     model = smi.AttentionIndexed(1, 0.5, lambda h: h**2)
-    values = np.repeat([-1.0, 1.0], 16)
-    times = [
-        smi.sgd.recovery_time(model, smi.sgd.Initial(0.8, teacher=values + mean), key=KEY).value[0]
-        for mean in (1e-2, 1e-4, 1e-6, 1e-8)
-    ]
-    first, second, third = np.diff(times)
-    np.testing.assert_allclose([second, third], first, rtol=0.1)
-    np.testing.assert_allclose(third, second, rtol=0.01)
+    values, means = np.repeat([-1.0, 1.0], 16), (1e-4, 1e-6, 1e-8)
+    nodes, weights = WishartLaw(jnp.asarray(0.5), jnp.ones(())).eigenvalues(48)
+    S1 = lambda D: 0.64 * nodes / (1.0 + D * 0.64 * nodes)
+    D = brentq(lambda D: weights @ S1(D) ** 2 - 1.0 / 3.0, 0.0, 10.0)
+    for rate, starts in (
+        (32.0 * 4.0 / 0.5**0.5 * float(weights @ S1(D)), [0.8] * 3),
+        (32.0, [(0.5 * mean, 0.7) for mean in means]),
+    ):
+        times = [
+            smi.sgd.recovery_time(model, smi.sgd.Initial(start, teacher=values + mean), key=KEY)
+            for start, mean in zip(starts, means, strict=True)
+        ]
+        steps = np.diff([float(time.value[0]) for time in times])
+        # nets, and at 1e-4 the approach of q_11 to 1/3
+        np.testing.assert_allclose(steps, np.log(100.0) / rate, rtol=5e-3)
 
 
 @pytest.mark.slow
