@@ -31,7 +31,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import driver, validate
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import concrete, nan_unless
 from jaxsmi.core.driver import Estimate, Result
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
@@ -191,7 +191,8 @@ class _FlowEquation(eqx.Module):
         # t = κ α: decay for a unit of α is κ times that for a unit of t
         per_time = decay / jnp.where(kappa > 0.0, kappa, 1.0)
         if factors is not None:
-            check(not noisy and not projected, "rate", rate, FACTOR_RATE)
+            check((kappa == 0.0) & (not projected), "rate", rate, FACTOR_RATE)
+            kappa = nan_unless(kappa, kappa == 0.0)
             return cls(setting, factors, kappa, rtol, max_steps)
         # d² numbers of a symmetric matrix have d²/2 directions: half of κ is that of its row
         share = 1.0 if pair.matrix is None else 0.5
