@@ -204,7 +204,7 @@ class LabelAverages(eqx.Module):
         by_score = jnp.einsum("npm,nqm->npq", reply.g, labelled.score)
         by_score = self.alpha * labelled.mean(by_score)
         channel = self.model.channel
-        if channel.outcomes is not None or not self.learner.has_label_derivative:
+        if channel.outcomes is not None or not self.learner.regularity.label_slope:
             return by_score
         # the score divides by ρ^{1/2}: its average is all noise where ρ vanishes
         slope = self.alpha * labelled.mean(reply.label_derivative)

@@ -44,11 +44,13 @@ class OrderParameters(eqx.Module):
 
 class Regularity(NamedTuple):
     """How smooth a response g is in ω. `kinks`: V̂ comes by partial integration, as the divergence
-    of g is noisy; `jumps`: g may jump; `convex`: replicas cannot break their symmetry."""
+    of g is noisy; `jumps`: g may jump; `convex`: replicas cannot break their symmetry;
+    `label_slope`: ∂g/∂z*, through the label, is known."""
 
     kinks: bool = False
     jumps: bool = False
     convex: bool = False
+    label_slope: bool = True
 
 
 class Conjugates(eqx.Module):
@@ -195,11 +197,6 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         """Return ℓ_y(z) of a batch of fields (n, P, M); NaN for a posterior."""
         # by the loss of predictions: one definition of ℓ for training and for message passing
         return self.test_loss(jax.vmap(self.network.link)(fields), labels)
-
-    @property
-    @abc.abstractmethod
-    def has_label_derivative(self) -> bool:
-        """True if ∂g/∂z*, through the label, is known."""
 
     # Defaults of a posterior mean: smooth in ω, without a loss
 

@@ -171,11 +171,6 @@ class Erm(AbstractIndexLearner):
         return jnp.asarray(_TOLERANCE)
 
     @property
-    def has_label_derivative(self) -> bool:
-        """True: g has a derivative through the proximal point."""
-        return True
-
-    @property
     def regularity(self) -> Regularity:
         """Kinks where the proximal point is a formula; jumps where the loss is not convex."""
         kinks, convex = self.prox is not None, bool(self.convex)

@@ -27,6 +27,7 @@ from jaxsmi.learners.base import (
     Conjugates,
     Law,
     OrderParameters,
+    Regularity,
     TeacherLaw,
     WeightAverages,
     check_columns,
@@ -77,11 +78,13 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
         return self
 
     @property
-    def has_label_derivative(self) -> bool:
-        """True for a log-partition in closed form and labels that vary continuously."""
+    def regularity(self) -> Regularity:
+        """A derivative through the label for a log-partition in closed form and labels that vary
+        continuously."""
         channel = self.student.channel
         drawn = channel.outcomes is None
-        return isinstance(channel, ClosedFormChannel) and drawn and channel.pathwise is True
+        known = isinstance(channel, ClosedFormChannel) and drawn and channel.pathwise is True
+        return Regularity(label_slope=known)
 
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError for labels outside of the support of the student's channel."""
@@ -98,7 +101,7 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
         unknown = jnp.full(len(omega), jnp.nan, omega.dtype)
         _, P_star, M = teacher_fields.shape
         slope = jnp.full((*omega.shape[:2], P_star), jnp.nan, omega.dtype)
-        if self.has_label_derivative:
+        if self.regularity.label_slope:
             slope = jnp.zeros_like(slope)
             # one direction at a time: a full Jacobian would hold those of all samples
             for m in range(M):

@@ -202,6 +202,10 @@ case(smi.Mismatched, {"student": LINEAR})
 for loss in (smi.losses.hinge, smi.losses.logistic, smi.losses.squared):
     # engines call them with numbers of their own
     case(loss, {"prediction": 0.5, "label": 1.0}, prediction=None, label=None)
+SCORED = {"prediction": np.zeros(3), "label": 1.0}
+case(smi.losses.cross_entropy, SCORED, prediction=None, label=None)
+case(smi.losses.huber, {})
+case(smi.losses.quantile, {})
 
 # Message passing and theory
 case(smi.gamp, {"model": LINEAR, "data": COLUMN, "key": KEY}, start="start")

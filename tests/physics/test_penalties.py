@@ -70,7 +70,7 @@ def test_averages_over_the_field(name):
         (made.mean, f),
         (made.square, f**2),
         (made.teacher, f * w),
-        (made.penalty, l1 * abs(f)),
+        (made.penalty, 0.5 * ridge * f**2 + l1 * abs(f)),
         (made.slope, slope),
         (made.squared_slope, slope**2),
     ):
