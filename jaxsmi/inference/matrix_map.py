@@ -80,7 +80,7 @@ from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.numerics import fixed_point, roots
 from jaxsmi.numerics.anderson import AndersonState
 from jaxsmi.numerics.linear_algebra import spectral_radius
-from jaxsmi.numerics.symmetric_spectrum import NODES, AbstractSpectrum, band_nodes
+from jaxsmi.numerics.symmetric_spectrum import AbstractSpectrum
 
 _POINTS = 8192  # empirical: e to .4 % in trained softmax attention of two tokens
 _MAX_PRECISION = 1e12  # beyond it only V < 1e-12 is known; spectra resolve 1e14
@@ -89,7 +89,6 @@ _MIN_PARAMETER = 1e-14  # an order parameter that counts as zero
 _MIN_GAIN = 1e-6  # c at least: labels that tell nothing of S
 _MIN_NOISE = 1e-10  # δ at least, what the spectra resolve: a smaller e is rounding
 _PLAIN_AFTER = (Result.DIVERGED, Result.MAX_STEPS)  # ends after which plain steps are taken
-_PANELS = 4  # of a band: dense where the law's own nodes are
 _PAIR_BATCH = 256  # pairs of so many nodes with all others at a time: some megabytes
 
 _matrix = lambda value: value * jnp.ones((1, 1))
@@ -242,24 +241,6 @@ class _Estimate(NamedTuple):
         return square / self.aspect + (1.0 - 1.0 / self.aspect) * rest
 
 
-def _nodes(law: AbstractSpectrum, threshold: Array, symmetric: bool) -> tuple[Array, Array]:
-    """Nodes with their measure on both sides of the kinks ±threshold, and in panels that the law's
-    own nodes make: they are dense where bands are about to part."""
-    first, low, high, last = law.edges
-    inner = jnp.sort(law.x[:: NODES // _PANELS])[None, 1:]
-    starts = jnp.stack([first, jnp.where(law.gap, high, last)])[:, None]
-    ends = jnp.stack([jnp.where(law.gap, low, last), last])[:, None]
-    marks = jnp.concatenate([starts, jnp.clip(inner, starts, ends), ends], axis=1)
-    cuts = jnp.stack([-threshold, threshold] if symmetric else [threshold])
-    below = jnp.concatenate([jnp.full(1, -jnp.inf), cuts])
-    above = jnp.concatenate([cuts, jnp.full(1, jnp.inf)])
-    lows = jnp.clip(marks[:, :-1, None], below, above).ravel()
-    highs = jnp.clip(marks[:, 1:, None], below, above).ravel()
-    x, measure = (a.ravel() for a in lax.stop_gradient(band_nodes(lows, highs)))
-    inside = measure > 0.0
-    return jnp.where(inside, x, lax.stop_gradient(last)), measure
-
-
 class MatrixLearnerMap(AbstractLearnerMap):
     """State evolution of a minimiser of a risk, as a map of x (module docstring): near recovery e
     and V fall by orders, and an extrapolation of the numbers themselves would go through zero.
@@ -352,9 +333,8 @@ class MatrixLearnerMap(AbstractLearnerMap):
         signed = prior.symmetric  # singular values are positive, eigenvalues have both signs
         shrinkage = self.learner.shrinkage(A, prior.weight, signed)
         law, aspect = prior.law.spectrum(noise)
-        grid, measure = _nodes(law, shrinkage.threshold / gain, signed)
-        hilbert, density = law.green(grid)
-        weight = law.copies * jnp.where(measure > 0.0, measure * density, 0.0)
+        kink = shrinkage.threshold / gain
+        grid, weight, hilbert = law.rule(jnp.stack([-kink, kink] if signed else [kink]))
         best = law.shrink(grid, hilbert)
         x = gain * grid
         apart = shrinkage(x) - best

@@ -50,8 +50,8 @@ from jaxsmi.models.teacher_student import (
     squared_loss,
 )
 from jaxsmi.numerics.linear_algebra import symmetric_basis
-from jaxsmi.priors.factors import WishartLaw, WishartPrior
-from jaxsmi.priors.spectral import SpectralPrior
+from jaxsmi.priors.factors import WishartPrior
+from jaxsmi.priors.spectral import AbstractSymmetricLaw, SpectralPrior
 
 # nodes of the spectrum in a flow: 1e-12 of its overlaps (tests/physics/test_extensive_rank.py)
 _NODES = 48
@@ -66,7 +66,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
 
     Args:
         tokens: T.
-        rank_ratio: ρ = r/d > 0.
+        rank_ratio: ρ = r/d > 0; or a prior of given eigenvalues, `smi.priors.Spectrum(..)`.
         output: "softmax", "hardmax" (inference of two tokens), "linear", or a JAX function of
             symmetric scores (T, T) (inference with noise > 0). Default "softmax"; with `outcomes`
             E[y|h].
@@ -106,7 +106,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
     def __init__(
         self,
         tokens: int,
-        rank_ratio: ArrayLike,
+        rank_ratio: ArrayLike | SpectralPrior,
         output: str | Callable[[Array], Array] | None = None,
         *,
         beta: ArrayLike = 1.0,
@@ -134,7 +134,9 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
             check(self.noise == 0.0, "noise", noise, "0 but for the linear output")
             self.noise = nan_unless(self.noise, self.noise == 0.0)
         self.skip = validate.number("skip", skip, NON_NEGATIVE)
-        self.prior = WishartPrior(rank_ratio)
+        own = isinstance(rank_ratio, SpectralPrior)
+        self.prior = rank_ratio if own else WishartPrior(rank_ratio)
+        _law(self.prior)
         labels = {"log_likelihood": log_likelihood, "sampler": sampler, "outcomes": outcomes}
         if output is None or callable(output):
             model = output_model(output, noise, labels, self.tokens, tolerance)
@@ -159,7 +161,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
     @property
     def student(self) -> SymmetricFactors:
         """Factors (L r, d)."""
-        return SymmetricFactors(self)
+        return SymmetricFactors(self, _law(self.prior))
 
     @property
     def indices(self) -> int:
@@ -210,7 +212,6 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         check(self.layers == 1, "model", title(self), "one layer")
         check(self.readout.drawable, "model", title(self), "one whose labels can be drawn")
         gram = self.prior.second_moment()
-        law = WishartLaw(rank_ratio=self.rank_ratio, aspect_ratio=jnp.ones(()))
         return TeacherStudent(
             label=_Label(self.readout, self.tokens),
             loss=_Loss(learner, squared_loss if loss is None else loss),
@@ -224,7 +225,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
             groups=1,
             tokens=self.tokens * (self.tokens + 1) // 2,
             noise_size=self.readout.noise_size,
-            matrix=MatrixPair(*law.eigenvalues(_NODES), learner.rank_ratio),
+            matrix=MatrixPair(*_law(self.prior).eigenvalues(_NODES), learner.rank_ratio),
         )
 
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
@@ -240,6 +241,12 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         if self.output == "hardmax":
             return hardmax_error(q, self.prior.norm, bayes)
         return softmax_error(q, V, self.beta, bayes)
+
+
+def _law(prior: SpectralPrior) -> AbstractSymmetricLaw:
+    """The law of symmetric matrices."""
+    allowed = "a number > 0, or a prior of symmetric matrices, such as smi.priors.Spectrum(..)"
+    return validate.instance("rank_ratio", prior.law, AbstractSymmetricLaw, allowed)
 
 
 def _matrix_of(coordinates: Array, tokens: int) -> Array:

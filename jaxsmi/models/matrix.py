@@ -49,7 +49,7 @@ from jaxsmi.models.prediction import derivative_of_labels, posterior_labels, sam
 from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.roots import differentiable_root
 from jaxsmi.priors.factors import WishartLaw
-from jaxsmi.priors.spectral import SpectralPrior
+from jaxsmi.priors.spectral import AbstractSymmetricLaw, SpectralPrior
 
 # q̂ in units of the width, from which on V counts as zero: V falls as 1/q̂ at least, and 1e-10 is
 # beyond what fixed points resolve
@@ -277,6 +277,14 @@ class AbstractFactors(AbstractStudent):
 
 class SymmetricFactors(AbstractFactors):
     """Factors W (L r, d) of symmetric matrices, seen by tokens; r = round(ρ d)."""
+
+    law: AbstractSymmetricLaw
+
+    def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
+        """Draw factors of each layer."""
+        if self.model.indices == 1:
+            return self.law.factors(key, dimension)
+        return self.start(key, dimension)
 
     def unit(self, dimension: int) -> float:
         """√d."""

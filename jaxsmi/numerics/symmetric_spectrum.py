@@ -40,6 +40,7 @@ from jaxsmi.core.arrays import positive_root, theory_dtype
 from jaxsmi.numerics.quadrature import legendre_panel
 from jaxsmi.numerics.roots import differentiable_root
 
+_PANELS = 4  # of a band, in `rule`
 NODES = 96  # Gauss–Legendre nodes a band: 1e-13 for errors, 1e-11 where a gap closes
 
 _THETA, _WEIGHT = legendre_panel(NODES, 0.0, np.pi)
@@ -86,6 +87,23 @@ class AbstractSpectrum(eqx.Module):
         """Eigenvalues or singular values of the best estimate, from `values` and H there, by
         default that of the law."""
 
+    def rule(self, cuts: Array) -> tuple[Array, Array, Array]:
+        """Nodes x, their masses and H there, on both sides of cuts (n,) in increasing order: in
+        panels that the law's own nodes make, which are dense where bands are about to part."""
+        first, low, high, last = self.edges
+        inner = jnp.sort(self.x[:: NODES // _PANELS])[None, 1:]
+        starts = jnp.stack([first, jnp.where(self.gap, high, last)])[:, None]
+        ends = jnp.stack([jnp.where(self.gap, low, last), last])[:, None]
+        marks = jnp.concatenate([starts, jnp.clip(inner, starts, ends), ends], axis=1)
+        below = jnp.concatenate([jnp.full(1, -jnp.inf), cuts])
+        above = jnp.concatenate([cuts, jnp.full(1, jnp.inf)])
+        lows = jnp.clip(marks[:, :-1, None], below, above).ravel()
+        highs = jnp.clip(marks[:, 1:, None], below, above).ravel()
+        x, measure = (a.ravel() for a in lax.stop_gradient(band_nodes(lows, highs)))
+        x = jnp.where(measure > 0.0, x, lax.stop_gradient(last))
+        hilbert, density = self.green(x)
+        return x, self.copies * jnp.where(measure > 0.0, measure * density, 0.0), hilbert
+
 
 def band_nodes(low: Array, high: Array) -> tuple[Array, Array]:
     """Nodes and weights (bands, 96) of the rule on bands from `low` to `high` (bands,)."""
@@ -109,19 +127,35 @@ def _slope(g: Array, rho: Array, delta: Array) -> Array:
     return rho / (g - jnp.sqrt(rho)) ** 2 + delta - 1.0 / g**2
 
 
-class Spectrum(AbstractSpectrum):
-    """The law of R = S + √Δ Z, at `rho` ρ and `delta` Δ; `critical` is g at the edges."""
+class AbstractSymmetricSpectrum(AbstractSpectrum):
+    """The law of R = S + √Δ Z of symmetric matrices."""
+
+    delta: eqx.AbstractVar[Array]
+
+    @property
+    def error(self) -> Array:
+        """V: mean squared error per row of the best estimate of S from R."""
+        return self.delta - 4.0 * np.pi**2 / 3.0 * self.delta**2 * self.mean(self.density**2)
+
+    def shrink(self, values: Array, hilbert: Array | None = None) -> Array:
+        """f(λ) = λ - 2 Δ H(λ): the eigenvalues of the best estimate of S."""
+        hilbert = self.green(values)[0] if hilbert is None else hilbert
+        return values - 2.0 * self.delta * hilbert
+
+    @property
+    def information(self) -> Array:
+        """I at q̂ = 1/Δ (module docstring)."""
+        return 0.125 - 0.25 * jnp.log(self.delta) + 0.5 * self.mean(self.log_potential)
+
+
+class Spectrum(AbstractSymmetricSpectrum):
+    """The law of R at `rho` ρ and `delta` Δ; `critical` is g at the edges."""
 
     copies: ClassVar[float] = 1.0
 
     critical: Array
     rho: Array
     delta: Array
-
-    @property
-    def error(self) -> Array:
-        """V: mean squared error per row of the best estimate of S from R."""
-        return self.delta - 4.0 * np.pi**2 / 3.0 * self.delta**2 * self.mean(self.density**2)
 
     def green(self, points: Array) -> tuple[Array, Array]:
         """(H, μ) at real points of any shape, on the support, in the gap or outside."""
@@ -153,11 +187,6 @@ class Spectrum(AbstractSpectrum):
         root = node(differentiable_root(excess, jnp.minimum(low, high), high))
         u, v = _pair(jnp.where(support, root, 2.0 * a), x, rho, delta)
         return jnp.where(support, u, root), jnp.where(support, v / np.pi, 0.0)
-
-    def shrink(self, values: Array, hilbert: Array | None = None) -> Array:
-        """f(λ) = λ - 2 Δ H(λ): the eigenvalues of the best estimate of S."""
-        hilbert = self.green(values)[0] if hilbert is None else hilbert
-        return values - 2.0 * self.delta * hilbert
 
 
 def _pair(s: Array, x: Array, rho: Array, delta: Array) -> tuple[Array, Array]:
@@ -289,5 +318,4 @@ def mutual_information(rho: ArrayLike, qhat: ArrayLike) -> Array:
     Source:
         [theory: random-matrices, Eqs. (15) to (17)].
     """
-    law = spectrum(rho, 1.0 / jnp.asarray(qhat, theory_dtype()))
-    return 0.125 - 0.25 * jnp.log(law.delta) + 0.5 * law.mean(law.log_potential)
+    return spectrum(rho, 1.0 / jnp.asarray(qhat, theory_dtype())).information

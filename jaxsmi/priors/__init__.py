@@ -2,11 +2,12 @@
 
 base: the interface. iid: independent columns, and Gaussian ones (also of unequal variances) in
 closed form; discrete: binary, sparse, peaks; field_averages: their averages over fields. spectral:
-matrices defined by their spectrum; factors: those that are products of factors.
+matrices defined by their spectrum; eigenvalues: given ones; factors: products of factors.
 """
 
 from jaxsmi.priors.base import AbstractPrior, Traits
 from jaxsmi.priors.discrete import BernoulliGauss, GaussianMixture, Rademacher
+from jaxsmi.priors.eigenvalues import Spectrum
 from jaxsmi.priors.factors import ProductPrior, WishartPrior
 from jaxsmi.priors.iid import AbstractIidPrior, Gaussian, GaussianProfile, power_law
 from jaxsmi.priors.spectral import AbstractMatrixLaw, SpectralPrior
@@ -22,6 +23,7 @@ __all__ = [
     "ProductPrior",
     "Rademacher",
     "SpectralPrior",
+    "Spectrum",
     "Traits",
     "WishartPrior",
     "power_law",

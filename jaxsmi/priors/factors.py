@@ -26,10 +26,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
@@ -46,7 +47,12 @@ from jaxsmi.numerics.symmetric_spectrum import (
     shrinkage_error,
     spectrum,
 )
-from jaxsmi.priors.spectral import AbstractMatrixLaw, SmallWidth, SpectralPrior
+from jaxsmi.priors.spectral import (
+    AbstractMatrixLaw,
+    AbstractSymmetricLaw,
+    SmallWidth,
+    SpectralPrior,
+)
 
 ASPECT = validate.Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)
 _WIDTH = validate.Interval(
@@ -58,10 +64,9 @@ _WIDTH = validate.Interval(
 _MAX_ASPECT = 1e8
 
 
-class WishartLaw(AbstractMatrixLaw):
+class WishartLaw(AbstractSymmetricLaw):
     """S = W Wᵀ/√(r d), W (d, r) iid N(0, 1), at a fixed width ratio ρ = r/d."""
 
-    symmetric: ClassVar[bool] = True
     rank_ratio: Array
     aspect_ratio: Array
 
@@ -70,6 +75,11 @@ class WishartLaw(AbstractMatrixLaw):
         """Return S (d, d) = W Wᵀ/√(r d)."""
         d, r = W.shape
         return W @ W.T / jnp.sqrt(float(r * d))
+
+    def factors(self, key: PRNGKeyArray, dimension: int) -> Array:
+        """Draw W (r, d) of iid N(0, 1), r = round(ρ d)."""
+        width = max(round(float(self.rank_ratio) * dimension), 1)
+        return jax.random.normal(key, (width, dimension), theory_dtype())
 
     def eigenvalues(self, count: int) -> tuple[Array, Array]:
         """Return nodes and weights (count,) of averages over the spectrum of S as d → ∞: the Gauss

@@ -109,6 +109,21 @@ class AbstractMatrixLaw(eqx.Module):
         """The limit ρ → 0."""
 
 
+class AbstractSymmetricLaw(AbstractMatrixLaw):
+    """The law of one symmetric matrix."""
+
+    symmetric: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def eigenvalues(self, count: int) -> tuple[Array, Array]:
+        """Return nodes and weights of averages over the spectrum of S as d → ∞, `count` of them if
+        it is continuous."""
+
+    @abc.abstractmethod
+    def factors(self, key: PRNGKeyArray, dimension: int) -> Array:
+        """Draw factors W (r, d) of S = Wᵀ W/√(r d)."""
+
+
 class SpectralPrior(AbstractPrior):
     """A prior on matrices of one law: overlap and precision of each are numbers.
 

@@ -7,8 +7,8 @@ Attention of extensive rank: factors against the matrix
 
 Online SGD of the factors (tied) of a softmax attention matrix of two tokens, and of the matrix itself
 (direct), from one start. Left: cosine with the teacher; dots are runs of `smi.train`. Middle: error;
-dashed: Bayes-optimal from :math:`\alpha=0.1`, where SGD of a rate :math:`\kappa` has
-:math:`\alpha=t/\kappa`. Right: labels even in the scores, a teacher of eigenvalues :math:`\pm1`:
+dashed: Bayes-optimal from :math:`\alpha=0.1`, dotted: the minimum of the same loss with a small weight
+decay on as many samples; SGD of a rate :math:`\kappa` has seen :math:`\alpha=t/\kappa`. Right: labels even in the scores, a teacher of eigenvalues :math:`\pm1`:
 time to a cosine of 1/2 from one of :math:`1/d`; it grows as :math:`\log d`. Grey: derived, one
 teacher of :math:`d=150`.
 """
@@ -40,7 +40,10 @@ for k, (name, path) in enumerate(paths.items()):
     middle.plot(times, error, color=colour(k))
 bayes = float(smi.state_evolution(model, 0.1).error)
 middle.axhline(bayes, color=INK, ls="--", lw=1.0, label=r"Bayes-optimal, $\alpha = 0.1$")
-# place of a line for the trained minimum, smi.MatrixErm(loss=..), at the same α
+decay = smi.MatrixErm(nuclear=0.005)
+trained = float(smi.state_evolution(model, 0.1, learner=decay, key=key).error)
+middle.axhline(trained, color=INK, ls=":", lw=1.0, label=r"trained to the minimum, $\alpha = 0.1$")
+compare("Bayes below the minimum", bayes / trained, 0.5, 0.5)
 if table := published("peers", "derived", "tied_attention_online_sgd.csv"):
     cosine = table["q12_theory"] / np.sqrt(1.5 * table["q11_theory"])
     left.plot(table["t"] / 4.0, cosine, color=GREY, lw=2.8, zorder=0.5)

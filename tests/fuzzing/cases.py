@@ -129,6 +129,8 @@ case(smi.priors.GaussianProfile, {"variances": [1.0, 2.0]}, variances="positive 
 case(smi.priors.power_law, {"dimension": 6, "exponent": 1.5}, exponent="real")
 case(smi.priors.ProductPrior, {"aspect_ratio": 1.0, "rank_ratio": 0.5})
 case(smi.priors.WishartPrior, {"rank_ratio": 0.5})
+SPECTRUM = {"eigenvalues": np.arange(3.0), "weights": np.ones(3)}
+case(smi.priors.Spectrum, SPECTRUM, eigenvalues="non-negative array", weights="array")
 for prior in (
     smi.priors.Gaussian(),
     smi.priors.Rademacher(),
