@@ -105,10 +105,9 @@ def atomic_spectrum(atoms: Array, masses: Array, delta: Array) -> AtomicSpectrum
     Source:
         [B97], [theory: random-matrices, section 6].
     """
-    nothing, none = jnp.zeros(1), jnp.zeros((), bool)
+    nothing = jnp.zeros(1)
     law = AtomicSpectrum(
         edges=jnp.zeros(4),
-        gap=none,
         x=nothing,
         density=nothing,
         hilbert=nothing,

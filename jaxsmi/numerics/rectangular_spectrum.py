@@ -66,11 +66,12 @@ class RectangularSpectrum(AbstractSpectrum):
     """The law of the singular values of Y, at `aspect` R₁, `rank` R₂ and `noise` R.
 
     The nodes are the positive ones of an even law. `critical`: the coordinates of the edges on the
-    branches of s.
+    branches of s. `gap`: whether there is one.
     """
 
     copies: ClassVar[float] = 2.0
 
+    gap: Array
     critical: Array
     aspect: Array
     rank: Array

@@ -51,7 +51,6 @@ class AbstractSpectrum(eqx.Module):
 
     Attributes:
         edges: The edges (4,) from left to right; the two of the gap are NaN where there is none.
-        gap: There is a gap.
         x: Nodes (192,) of quadrature, band by band.
         density: μ(x).
         hilbert: H(x).
@@ -61,7 +60,6 @@ class AbstractSpectrum(eqx.Module):
     """
 
     edges: Array
-    gap: Array
     x: Array
     density: Array
     hilbert: Array
@@ -92,8 +90,9 @@ class AbstractSpectrum(eqx.Module):
         panels that the law's own nodes make, which are dense where bands are about to part."""
         first, low, high, last = self.edges
         inner = jnp.sort(self.x[:: NODES // _PANELS])[None, 1:]
-        starts = jnp.stack([first, jnp.where(self.gap, high, last)])[:, None]
-        ends = jnp.stack([jnp.where(self.gap, low, last), last])[:, None]
+        gap = jnp.isfinite(low)
+        starts = jnp.stack([first, jnp.where(gap, high, last)])[:, None]
+        ends = jnp.stack([jnp.where(gap, low, last), last])[:, None]
         marks = jnp.concatenate([starts, jnp.clip(inner, starts, ends), ends], axis=1)
         below = jnp.concatenate([jnp.full(1, -jnp.inf), cuts])
         above = jnp.concatenate([cuts, jnp.full(1, jnp.inf)])
@@ -149,10 +148,11 @@ class AbstractSymmetricSpectrum(AbstractSpectrum):
 
 
 class Spectrum(AbstractSymmetricSpectrum):
-    """The law of R at `rho` ρ and `delta` Δ; `critical` is g at the edges."""
+    """The law of R at `rho` ρ and `delta` Δ, with a `gap` or none; `critical` is g at the edges."""
 
     copies: ClassVar[float] = 1.0
 
+    gap: Array
     critical: Array
     rho: Array
     delta: Array
