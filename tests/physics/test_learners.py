@@ -426,3 +426,11 @@ def test_the_best_ridge_of_a_linear_teacher_is_its_noise():
     heights = np.array(search.history["error"])
     assert np.all(heights >= best - bar)
     assert heights[0] > 1.3 * best
+
+
+@pytest.mark.parametrize("link", [jnp.abs, jax.nn.relu], ids=["modulus", "relu"])
+def test_a_concave_kink_is_not_convex(link):
+    """The Hessian of ½ (|z| - y)² is one on both sides of its kink."""
+    model = smi.MultiIndex(lambda z: link(z[0, 0]), indices=1)
+    assert smi.Erm(ridge=0.1).bind(model).convex is False
+    assert smi.Erm(smi.links.linear(), ridge=0.1).bind(model).convex is True
