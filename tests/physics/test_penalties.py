@@ -16,6 +16,7 @@ from jaxsmi.learners.penalties import Penalty
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 DENSITY = 0.2
+LINEAR = smi.links.linear()
 
 
 def sparse(noise, density=DENSITY):
@@ -123,27 +124,32 @@ def test_lasso_is_the_scalar_state_evolution(alpha, l1, noise):
     assert gap < 1e-6
 
 
-def donoho_tanner(alpha):
-    """The weak threshold k/D: min over θ of ρ(1 + θ²) + 2(1-ρ)[(1+θ²)Φ(-θ) - θφ(θ)] = α, of
-    minimax soft thresholding."""
-    cost = lambda t, rho: (
-        rho * (1 + t * t) + 2 * (1 - rho) * ((1 + t * t) * norm.sf(t) - t * norm.pdf(t))
-    )
-    least = lambda rho: (
-        optimize.minimize_scalar(cost, bounds=(0.0, 8.0), args=(rho,), method="bounded").fun
-    )
-    return optimize.brentq(lambda rho: least(rho) - alpha, 1e-6, alpha)
+def least_samples(density, sides):
+    """Samples/D from which the smallest l1 norm recovers: the statistical dimension of its descent
+    cone, min over t of ρ(1 + t²) + (1-ρ) `sides` E(ξ - t)_+²; one side for weights >= 0."""
+    tail = lambda t: sides * ((1 + t * t) * norm.sf(t) - t * norm.pdf(t))
+    cost = lambda t: density * (1 + t * t) + (1 - density) * tail(t)
+    return optimize.minimize_scalar(cost, bounds=(0.0, 8.0), method="bounded").fun
+
+
+def donoho_tanner(alpha, sides=2):
+    """The weak threshold k/D at `alpha` samples/D."""
+    return optimize.brentq(lambda rho: least_samples(rho, sides) - alpha, 1e-6, alpha)
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_weak_thresholds_in_the_form_of_print(sides):
+    """ρ = k/N = max over z of [1 - κ/δ T(z)]/(1 + z² - κ T(z)) [DMM09], κ = 1 for weights >= 0."""
+    tail = lambda t: sides * ((1 + t * t) * norm.sf(t) - t * norm.pdf(t))
+    ratio = lambda t: -(1 - tail(t) / 0.5) / (1 + t * t - tail(t))
+    best = -optimize.minimize_scalar(ratio, bounds=(0.0, 5.0), method="bounded").fun
+    assert abs(donoho_tanner(0.5, sides) / 0.5 - best) < 1e-8
 
 
 @SLOW
 def test_noiseless_lasso_recovers_up_to_the_weak_threshold():
     """Errors vanish with l1² below the threshold and stay above."""
     threshold = donoho_tanner(0.5)
-    # the same threshold in the parametric form of [DMM09], κ = 2
-    tail = lambda t: 2 * ((1 + t * t) * norm.sf(t) - t * norm.pdf(t))
-    ratio = lambda t: -(1 - tail(t) / 0.5) / (1 + t * t - tail(t))
-    best = -optimize.minimize_scalar(ratio, bounds=(0.1, 5.0), method="bounded").fun
-    assert abs(threshold / 0.5 - best) < 1e-8
     errors = {}
     for side in (0.9, 1.1):
         for l1 in (1e-2, 1e-3):
@@ -153,6 +159,58 @@ def test_noiseless_lasso_recovers_up_to_the_weak_threshold():
     assert errors[0.9, 1e-3] / errors[0.9, 1e-2] < 0.02
     # an error that vanished as l1 would give 0.1, and as its square 0.01
     assert errors[1.1, 1e-3] / errors[1.1, 1e-2] > 0.5
+
+
+def zeros_and_ones(density):
+    """Sparse weights >= 0, noiseless."""
+    prior = smi.priors.GaussianMixture([1 - density, density], [0, 1], [0, 0], mirrored=False)
+    return smi.MultiIndex(lambda z: z[0, 0], indices=1, noise=0.0, prior=prior)
+
+
+def least_norm(X, y):
+    """The ridge's limit among non-negative solutions: a ridge of 1e-4 as D more rows."""
+    D = X.shape[1]
+    return optimize.nnls(np.vstack([X, 1e-2 * np.eye(D)]), np.concatenate([y, np.zeros(D)]))[0]
+
+
+def least_sum(X, y):
+    return optimize.linprog(np.ones(X.shape[1]), A_eq=X, b_eq=y, method="highs").x
+
+
+@SLOW
+@pytest.mark.parametrize("norm_of", ["ridge", "l1"])
+def test_recovery_of_weights_that_are_not_negative(norm_of):
+    """Weights >= 0 alone have one solution from (1 + ρ)/2 on, half of the zeros and the rest: the
+    statistical dimension of their tangent cone. The least sum of them is enough earlier, from the
+    one-sided weak threshold on. SciPy agrees, at D = 400."""
+    rho, D = 0.2, 400
+    teacher = zeros_and_ones(rho)
+    threshold = (1 + rho) / 2 if norm_of == "ridge" else least_samples(rho, 1)
+    minimum = least_norm if norm_of == "ridge" else least_sum
+    slowly = smi.Iteration(max_steps=5000)
+    rng = np.random.default_rng(7)
+    for side in (0.9, 1.1):
+        distance = {}
+        for small in (1e-2, 1e-3):
+            penalty = {"ridge": 0.0, "l1": None, norm_of: small}
+            learner = smi.Erm(LINEAR, bounds=(0.0, jnp.inf), **penalty)
+            made = theory(teacher, side * threshold, learner, iteration=slowly)
+            assert int(made.result) == 0, made.message
+            distance[small] = rho - 2 * value(made.teacher_overlap) + value(made.overlap)
+        ratio = distance[1e-3] / distance[1e-2]
+        # 0.01 for an error as the square of the penalty; a ridge of 1e-2 is not small everywhere
+        assert ratio < 0.08 if side > 1 else ratio > 0.7
+        runs = []
+        for _ in range(8):
+            w = (rng.permutation(D) < rho * D).astype(float)
+            X = rng.normal(size=(round(side * threshold * D), D)) / np.sqrt(D)
+            runs.append(np.mean((minimum(X, X @ w) - w) ** 2))
+        print(norm_of, side, distance, np.sort(runs))
+        if side > 1:  # a step of width D^(-1/2): one run of eight may miss
+            assert np.sort(runs)[-2] < 1e-4
+        else:
+            error = np.std(runs, ddof=1) / np.sqrt(8)
+            assert abs(np.mean(runs) - distance[1e-3]) < 4 * error
 
 
 @SLOW
@@ -211,7 +269,6 @@ HUBER = (
     lambda z, y: np.where(abs(z - y) < 0.7, 0.5 * (z - y) ** 2, 0.7 * abs(z - y) - 0.245),
     lambda z, y: np.clip(z - y, -0.7, 0.7),
 )
-LINEAR = smi.links.linear()
 SIGNS = smi.MultiIndex(
     smi.links.sign().link, indices=1, noise=0.0, prior=smi.priors.BernoulliGauss(DENSITY)
 )
