@@ -43,6 +43,9 @@ _KINK_WIDTH = 0.017
 _JUMP_WIDTH = 5.2e-4
 
 
+_SEED_AXES = 8  # a grid of eight points an axis would have 8^8 points
+
+
 class Likelihood(eqx.Module):
     """A law of labels other than Gaussian noise.
 
@@ -175,8 +178,12 @@ class IntegratedChannel(FibreChannel):
 
     @property
     def noise_size(self) -> int:
-        """One normal for each entry of the label; one in all for a user's law."""
-        return int(np.prod(self.label_shape)) if self.labels.log_likelihood is None else 1
+        """One normal for each entry of the label; one that matters for a user's law."""
+        if self.labels.log_likelihood is None:
+            return int(np.prod(self.label_shape))
+        # a normal that seeds a sampler must not repeat: too many axes for a grid, so that averages
+        # over labels take a net, all of whose points differ
+        return 1 if self.labels.sampler is None else _SEED_AXES
 
     @property
     def drawable(self) -> bool:
