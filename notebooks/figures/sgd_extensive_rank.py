@@ -8,9 +8,9 @@ Attention of extensive rank: factors against the matrix
 Online SGD of the factors (tied) of a softmax attention matrix of two tokens, and of the matrix itself
 (direct), from one start. Left: cosine with the teacher; dots are runs of `smi.train`. Middle: error;
 dashed: Bayes-optimal from :math:`\alpha=0.1`, dotted: the minimum of the same loss with a small weight
-decay on as many samples; SGD of a rate :math:`\kappa` has seen :math:`\alpha=t/\kappa`. Right: labels even in the scores, a teacher of eigenvalues :math:`\pm1`:
-time to a cosine of 1/2 from one of :math:`1/d`; it grows as :math:`\log d`. Grey: derived, one
-teacher of :math:`d=150`.
+decay on as many samples; SGD of a rate :math:`\kappa` has seen :math:`\alpha=t/\kappa`. Right: labels
+even in the scores, a teacher of eigenvalues :math:`\pm1`: time to a cosine of 1/2 from one of
+:math:`1/d`; it grows as :math:`\log d`. Grey: derived, one teacher of :math:`d=150`.
 """
 
 # sphinx_gallery_thumbnail_path = 'assets/figures/sgd_extensive_rank.png'
@@ -21,7 +21,7 @@ import optax
 
 import jaxsmi as smi
 from _common import DOTS, GREY, INK, QUICK, axes, compare, published, save
-from jaxsmi.workbench.plotting import colour, legend
+from jaxsmi.workbench.plotting import colour, legend, legend_above
 
 WIDTH, SCALE, KAPPA, key = 1.0, 0.8, 0.15, jax.random.key(0)
 model, student = smi.AttentionIndexed(2, 0.5), smi.AttentionIndexed(2, WIDTH)
@@ -74,7 +74,7 @@ left.set(xlabel=r"time $t=\kappa\alpha$", ylabel="cosine with the teacher")
 middle.set(
     xlabel=r"time $t=\kappa\alpha$", ylabel=r"error $\Vert S_1-S_2\Vert_F^2/d$", yscale="log"
 )
-legend(left), legend(middle)
+legend(left), legend_above(middle, 1)
 
 # %%
 # Weak recovery: S_2 of eigenvalues ±1, its mean the first overlap.

@@ -1,6 +1,6 @@
 r"""
-Trained attention: double descent and the learned spectrum
-===========================================================
+Trained attention: errors and the learned spectrum
+===================================================
 
 .. image:: /assets/figures/trained_attention.png
    :alt: Left: error against samples for weight decays, with runs. Right: eigenvalues of one run.
