@@ -395,9 +395,11 @@ class MatrixLearnerMap(AbstractLearnerMap):
         near = dataclasses.replace(labels, learner=near, use_parts=jnp.asarray(False))
         run = dataclasses.replace(self, labels=near)._fall(start, settings)
         others = averages_of(frozen(labels), self.parameters(run.state.x)).other_minimum
-        if concrete(others) and float(others) == 0.0:
+        success = run.result == Result.SUCCESS
+        if concrete(others) and bool(success & (others == 0.0)):
             return self.with_parts(jnp.asarray(False)), run
-        again = self.iterate(run.state.x, settings)
+        # a run that failed has no end to go on from
+        again = self.iterate(jnp.where(success, run.state.x, start), settings)
         run = Run(again.state, run.step + again.step, again.result, run.history)
         return self._without_jumps(labels, run, settings)
 

@@ -405,7 +405,8 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     check(shape == (), "loss", f"one of shape {shape}", allowed)
     values = jax.vmap(loss)(labels, fields)
     check(jnp.all(jnp.isfinite(values)), "loss", "one that is not finite", allowed)
-    gradients = jax.vmap(jax.grad(loss, argnums=1))(labels, fields)
+    slope = jax.vmap(jax.grad(loss, argnums=1))
+    gradients = slope(labels, fields)
     allowed = "a loss that changes with the fields (signs need a student as smi.links.linear())"
     check(jnp.any(gradients != 0.0), "loss", "one whose gradient is zero everywhere", allowed)
     # the user vouches for a proximal point, and kinks have no second derivative to examine
@@ -414,16 +415,15 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     curvature = jax.vmap(jax.hessian(loss, argnums=1))(labels, fields)
     curvature = curvature.reshape(_PROBES, fields[0].size, fields[0].size)
     # one gradient at all fields is a straight loss, a kinked one has several
-    straight = jnp.allclose(gradients, jax.vmap(jax.grad(loss, argnums=1))(labels, fields[::-1]))
+    others = [(other, slope(labels, other)) for other in (fields[::-1], -fields)]
+    straight = jnp.allclose(gradients, others[0][1])
     smooth = jnp.all(jnp.isfinite(curvature)) & (jnp.any(curvature != 0.0) | straight)
     allowed = "one that is twice differentiable, or its proximal point: prox="
     check(smooth, "loss", "one without a second derivative", allowed)
     size = jnp.max(jnp.abs(curvature))
     # no Hessian sees a kink, as of |z|: along a line between two fields the slope must not fall
-    slope = jax.vmap(jax.grad(loss, argnums=1))
     rises = [
-        jnp.sum(((gradients - slope(labels, other)) * (fields - other)).reshape(_PROBES, -1), 1)
-        for other in (-fields, fields[::-1])
+        jnp.sum(((gradients - g) * (fields - other)).reshape(_PROBES, -1), 1) for other, g in others
     ]
     bent = jnp.min(jnp.stack(rises)) < -1e-9 * size
     return bool((jnp.min(jnp.linalg.eigvalsh(curvature)) >= -1e-9 * size) & ~bent)

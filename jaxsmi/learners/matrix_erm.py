@@ -179,7 +179,7 @@ class MatrixErm(AbstractLearner):
 
     @property
     def matrix(self) -> bool:
-        """True."""
+        """See `AbstractLearner.matrix`."""
         return True
 
     def _network(self, model: MatrixModel) -> MatrixModel:

@@ -15,6 +15,7 @@ The channels are in channels/matrix_scores.py, prediction errors in prediction.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -33,7 +34,7 @@ from jaxsmi.channels.matrix_scores import (
     SoftmaxScores,
     sign_information,
 )
-from jaxsmi.channels.pullback import PullbackChannel, frame
+from jaxsmi.channels.pullback import PullbackChannel, coordinates, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.driver import Estimate
@@ -49,12 +50,12 @@ from jaxsmi.models.teacher_student import (
     TeacherStudent,
     squared_loss,
 )
-from jaxsmi.numerics.linear_algebra import symmetric_basis
 from jaxsmi.priors.factors import WishartPrior
 from jaxsmi.priors.spectral import AbstractSymmetricLaw, SpectralPrior
 
 # nodes of the spectrum in a flow: 1e-12 of its overlaps (tests/physics/test_extensive_rank.py)
 _NODES = 48
+_SCALE = math.sqrt(2.0)  # coordinates of scores have variance 2q
 OUTPUTS = ("softmax", "hardmax", "linear")
 _BETA = Interval("a finite number > 0 (or output='hardmax')", low=0.0, open_low=True)
 
@@ -213,8 +214,8 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         check(self.readout.drawable, "model", title(self), "one whose labels can be drawn")
         gram = self.prior.second_moment()
         return TeacherStudent(
-            label=_Label(self.readout, self.tokens),
-            loss=_Loss(learner, squared_loss if loss is None else loss),
+            label=_Label(coordinates(self.readout)),
+            loss=_Loss(coordinates(learner.readout), squared_loss if loss is None else loss),
             agreement=learner.metric.cosines,
             # that of one matrix fluctuates by 1/d
             draw_gram=eqx.Partial(_constant, gram),
@@ -249,31 +250,23 @@ def _law(prior: SpectralPrior) -> AbstractSymmetricLaw:
     return validate.instance("rank_ratio", prior.law, AbstractSymmetricLaw, allowed)
 
 
-def _matrix_of(coordinates: Array, tokens: int) -> Array:
-    """Scores √2 Σ_i v_i E_i (T, T) of v (T(T+1)/2,), E orthonormal symmetric matrices."""
-    basis = np.sqrt(2.0) * symmetric_basis(tokens)
-    return jnp.tensordot(jnp.ravel(coordinates), basis.astype(coordinates.dtype), axes=1)
-
-
 class _Label(eqx.Module):
-    """Label of a sample from the coordinates of its scores and its noise."""
+    """Label of a sample from its noise and fields of variance q, half of that of coordinates."""
 
     channel: AbstractChannel
-    tokens: int = eqx.field(static=True)
 
-    def __call__(self, coordinates: Array, noise: Array) -> Array:
-        return self.channel.label(_matrix_of(coordinates, self.tokens).reshape(1, -1), noise)
+    def __call__(self, fields: Array, noise: Array) -> Array:
+        return self.channel.label(_SCALE * fields, noise)
 
 
 class _Loss(eqx.Module):
-    """ℓ of a student's prediction from the coordinates of its scores."""
+    """ℓ of a student's prediction from such fields."""
 
-    student: AttentionIndexed
+    channel: AbstractChannel
     loss: Callable[[Array, Array], Array]
 
-    def __call__(self, label: Array, coordinates: Array) -> Array:
-        prediction = self.student.link(_matrix_of(coordinates, self.student.tokens))
-        return self.loss(prediction.reshape(label.shape), label)
+    def __call__(self, label: Array, fields: Array) -> Array:
+        return self.loss(self.channel.link(_SCALE * fields).reshape(label.shape), label)
 
 
 def _constant(value: Array, key: PRNGKeyArray, dimension: int) -> Array:

@@ -281,10 +281,8 @@ class SymmetricFactors(AbstractFactors):
     law: AbstractSymmetricLaw
 
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """Draw factors of each layer."""
-        if self.model.indices == 1:
-            return self.law.factors(key, dimension)
-        return self.start(key, dimension)
+        """Draw factors (L r, d)."""
+        return self.law.factors(key, self.shape(dimension))
 
     def unit(self, dimension: int) -> float:
         """√d."""

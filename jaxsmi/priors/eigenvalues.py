@@ -40,13 +40,14 @@ class SpectrumLaw(AbstractSymmetricLaw):
         del count
         return self.values, self.weights
 
-    def factors(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """Draw W (d, d), S = Wᵀ W/d, with the quantiles of the law as eigenvalues."""
-        levels = (jnp.arange(dimension) + 0.5) / dimension
-        rank = jnp.searchsorted(jnp.cumsum(self.weights), levels)
-        values = self.values[jnp.minimum(rank, len(self.weights) - 1)]
-        basis = jnp.linalg.qr(jax.random.normal(key, (dimension, dimension), theory_dtype()))[0]
-        return jnp.sqrt(dimension * values)[:, None] * basis
+    def factors(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Array:
+        """Draw factors with the quantiles of the law as eigenvalues, r = d."""
+        rows, d = shape
+        rank = jnp.searchsorted(jnp.cumsum(self.weights), (jnp.arange(d) + 0.5) / d)
+        # the sum of the weights may be rounded to below one
+        values = self.values[jnp.minimum(rank, len(self.values) - 1)]
+        normal = jax.random.normal(key, (rows // d, d, d), theory_dtype())
+        return (jnp.sqrt(d * values)[:, None] * jnp.linalg.qr(normal)[0]).reshape(shape)
 
     @property
     def norm(self) -> Array:
@@ -83,10 +84,6 @@ class SpectrumLaw(AbstractSymmetricLaw):
 
     def spectrum(self, delta: Array) -> tuple[AtomicSpectrum, Array]:
         return atomic_spectrum(self.values, self.weights, delta), jnp.ones(())
-
-    @property
-    def decay_scale(self) -> Array:
-        return jnp.asarray(0.5)
 
     @property
     def small_width(self) -> SmallWidth:

@@ -76,10 +76,9 @@ class WishartLaw(AbstractSymmetricLaw):
         d, r = W.shape
         return W @ W.T / jnp.sqrt(float(r * d))
 
-    def factors(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """Draw W (r, d) of iid N(0, 1), r = round(ρ d)."""
-        width = max(round(float(self.rank_ratio) * dimension), 1)
-        return jax.random.normal(key, (width, dimension), theory_dtype())
+    def factors(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Array:
+        """Draw iid N(0, 1)."""
+        return jax.random.normal(key, shape, theory_dtype())
 
     def eigenvalues(self, count: int) -> tuple[Array, Array]:
         """Return nodes and weights (count,) of averages over the spectrum of S as d → ∞: the Gauss
@@ -122,10 +121,6 @@ class WishartLaw(AbstractSymmetricLaw):
 
     def spectrum(self, delta: Array) -> tuple[AbstractSpectrum, Array]:
         return spectrum(self.rank_ratio, delta), jnp.ones((), theory_dtype())
-
-    @property
-    def decay_scale(self) -> Array:
-        return 0.5 * jnp.sqrt(self.rank_ratio)
 
     @property
     def small_width(self) -> SmallWidth:

@@ -120,8 +120,13 @@ class AbstractSymmetricLaw(AbstractMatrixLaw):
         it is continuous."""
 
     @abc.abstractmethod
-    def factors(self, key: PRNGKeyArray, dimension: int) -> Array:
-        """Draw factors W (r, d) of S = Wᵀ W/√(r d)."""
+    def factors(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Array:
+        """Draw factors (L r, d) of L independent matrices, S = Wᵀ W/√(r d) of W (r, d) each."""
+
+    @property
+    def decay_scale(self) -> Array:
+        """√ρ/2."""
+        return 0.5 * jnp.sqrt(self.rank_ratio)
 
 
 class SpectralPrior(AbstractPrior):
