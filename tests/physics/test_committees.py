@@ -48,6 +48,7 @@ def test_an_own_link_of_signs_has_the_closed_form():
     assert not any(isinstance(m.channel, OrthantChannel) for m in (bent, shifted))
 
 
+@SLOW
 def test_a_minimiser_sees_signs_as_their_linear_part():
     """Square loss: labels sign(z) are c z with noise 1 - c², c = √(2/π), of which only the moments
     count: M = c M', Q = c² Q' of a linear teacher with noise (1 - c²)/c². With noise labels are
@@ -80,6 +81,7 @@ def flipped_perceptron(alpha, p):
     return brentq(excess, 1e-9, 0.9, xtol=1e-12)
 
 
+@SLOW
 def test_a_flipped_perceptron_learns_what_quadrature_says():
     """Less and less as p grows, nothing at p = 1/2; p = 0 is the noiseless one."""
     overlaps = []

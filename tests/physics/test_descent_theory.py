@@ -139,6 +139,7 @@ def test_tables_of_an_independent_computation(name):
         assert np.all(np.abs(numbers(end.history, step) - values) < 4 * spread + 5e-6), step
 
 
+@SLOW
 def test_two_layers_learn_the_last_one_first():
     """[theory: descent, Table 1], t = 20: M11 .20625(66), M22 .41501(97), training .16479(18)."""
     end = theory(smi.DeepAttention(2, 2), 2.0, (0.2, 1.0), 0.1, 20, points=2**15)
@@ -270,6 +271,7 @@ def test_small_rates_are_gradient_flow():
     assert plain < 5e-3
 
 
+@SLOW
 def test_nothing_leaves_the_unlearned_state_and_the_gain_is_its_derivative():
     """M = 0 of an even link to rounding; the gain is that of a start nearby."""
     end = theory(SQUARE, 2.0, (0.0, 1.0), 0.005, 5, points=2**14)
@@ -284,6 +286,7 @@ def test_nothing_leaves_the_unlearned_state_and_the_gain_is_its_derivative():
     assert abs(float(M - gain[5])) < 4 * float(near.stderrs["teacher_overlap"][0, 0]) / 0.05 + 0.02
 
 
+@SLOW
 def test_derivatives_in_rate_and_alpha_of_a_linear_problem():
     def end(rate, alpha, kind):
         rate = optax.sgd(rate) if kind else rate

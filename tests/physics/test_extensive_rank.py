@@ -98,6 +98,7 @@ def test_softmax_of_two_tokens_is_the_table():
     np.testing.assert_allclose(path.teacher_overlap[0, 0, 0], 0.64 * 0.5**0.5, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_linear_scores_have_constant_derivatives():
     # g_11 = -g_12 = T(T+1)/2 of ½‖h_1 - h_2‖²; the matrix equation at t_spec = f t
     rng, d, width, t = np.random.default_rng(1), 160, 0.5, 0.05

@@ -208,6 +208,7 @@ def raw_minimum(x, y, ridge):
     return end.x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True], ids=["Σ", "the data's own"])
 def test_message_passing_on_whitened_data_reaches_the_minimum_on_raw_ones(own):
     """Logistic regression on features of a rotated power law, whitened by Σ or by the samples

@@ -102,6 +102,7 @@ def test_a_map_that_jumps_ends_within_its_error(jumps):
         assert float(found.state.remaining[0, 0]) > 0.005  # goes into the error bar
 
 
+@SLOW
 def test_steps_far_from_the_end_take_a_part_of_the_points():
     """An eighth of 512 points is the map of 64; its steps lead to the end of 512 points."""
     problem = lambda points: OverlapMap(smi.DeepAttention(2, 2), jnp.asarray(0.6), KEY, points, 4)

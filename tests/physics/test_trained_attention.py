@@ -195,6 +195,7 @@ def test_no_risk_beats_bayes():
             assert float(evolve(model, alpha, learner, averages=FEW).error) > bayes
 
 
+@SLOW
 def test_the_spectrum_integrates_to_one():
     """An atom at zero and a density, whose first moment is the nuclear norm and second Q."""
     for model in (smi.AttentionIndexed(1, 0.3, "linear", noise=0.1), smi.Bilinear(2.0, 0.3, 0.1)):
