@@ -72,11 +72,12 @@ def test_the_response_by_parts_is_the_divergence(model, positive):
     """Stein's form of V needs the posterior mean of the teacher, the divergence only F and the law:
     they agree at any order parameters, to the quadrature."""
     learner = smi.MatrixErm(nuclear=0.3, ridge=0.05, positive=positive)
-    theory = MatrixLearnerMap(model, jnp.asarray(0.6), None, learner)
+    theory = MatrixLearnerMap(model, jnp.asarray(0.6), None, learner, None)
     for e, V in ((0.2, 0.4), (0.5, 1.5), (0.05, 0.1)):
-        x = jnp.log(jnp.asarray([e, V]))
-        at = theory.estimate(x)
-        divergence = at.pairs(1) / at.precision
+        x = jnp.asarray([np.log(e), np.log(V), 0.0])  # Q = M
+        field = jax.tree.map(lambda copies: copies[0], theory.answers(x)[0].field)
+        at = theory.estimate(field)
+        divergence = at.pairs(1) / field.precision
         response = jnp.exp(theory(x)[0][1])
         assert float(response) == pytest.approx(float(divergence), rel=1e-8)
         assert float(jnp.sum(at.weight)) == pytest.approx(1.0, abs=1e-8)
