@@ -241,6 +241,15 @@ class _Estimate(NamedTuple):
         return square / self.aspect + (1.0 - 1.0 / self.aspect) * rest
 
 
+@eqx.filter_jit
+def _with_response(problem: MatrixLearnerMap, x: Array) -> Array:
+    """x with the V that solves its equation at the e of x. Steps from another V may go to and fro:
+    a large one makes the precision small, the penalty cuts all, and V is zero."""
+    rise = lambda v: v - problem(x.at[1].set(v))[0][1]
+    low, high = (jnp.full((), sign * jnp.log(_MAX_RESPONSE), x.dtype) for sign in (-1.0, 1.0))
+    return x.at[1].set(roots.root(rise, low, high)[0])
+
+
 class MatrixLearnerMap(AbstractLearnerMap):
     """State evolution of a minimiser of a risk, as a map of x (module docstring): near recovery e
     and V fall by orders, and an extrapolation of the numbers themselves would go through zero.
@@ -389,7 +398,9 @@ class MatrixLearnerMap(AbstractLearnerMap):
         point: slower, and never past it. Proximal points are sought from the fields alone at first,
         and from all starts where the fixed point has others."""
         labels = self.labels
-        if labels is None or not labels.learner.regularity.jumps:
+        if labels is None:
+            return self, self._fall(_with_response(frozen(self), start), settings)
+        if not labels.learner.regularity.jumps:
             return self, self._fall(start, settings)
         near = dataclasses.replace(labels.learner, convex=True)
         near = dataclasses.replace(labels, learner=near, use_parts=jnp.asarray(False))

@@ -1,5 +1,7 @@
 """Priors on matrices of given eigenvalues: against the Wishart law, an integral equation, and runs."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,3 +95,26 @@ def test_runs_of_bayes_and_of_a_minimiser_agree_with_theory():
         stderr = values.std(ddof=1) / np.sqrt(len(values))
         exact = float(theory.error)
         assert abs(values.mean() - exact) <= 4.0 * stderr + 0.02 * exact
+
+
+@SLOW
+def test_quadratic_networks_with_power_laws(reference):
+    """Full-width quadratic networks with weight decay, e = Σ (ŝ - s)² of a printed state evolution
+    at d = 400: λ_k ∝ k^{-1.25}, variance of noise 0.1, decay λ̃ = 2τ. Where few eigenvalues leave
+    the noise, one matrix of d = 400 is off by a per cent."""
+    values = np.arange(1.0, 401.0) ** -1.25
+    values /= np.sqrt(np.mean(values**2))
+    cuts = np.r_[np.arange(30), np.geomspace(30, 400, 31).round().astype(int)]
+    bins = zip(cuts[:-1], cuts[1:], strict=True)
+    atoms = [np.sqrt(np.mean(values[a:b] ** 2)) for a, b in bins]
+    model = smi.AttentionIndexed(1, smi.priors.Spectrum(atoms, np.diff(cuts)), "linear", noise=0.1)
+    files = sorted((reference / "peers" / "quadratic_width").glob("SE_rank_*.csv"))
+    assert len(files) == 8
+    for file in files:
+        samples, decay = re.search(r"_n([0-9.]+)_.*lregtilde([0-9.]+)\.csv", file.name).groups()
+        rank, error = np.loadtxt(file, delimiter=",", skiprows=1).T
+        alpha = float(samples) / 400**2
+        end = smi.state_evolution(model, alpha, learner=smi.MatrixErm(nuclear=0.5 * float(decay)))
+        assert end.converged
+        full = error[np.argmax(rank)]
+        assert float(end.error) == pytest.approx(full, rel=2e-3 if alpha > 0.2 else 2e-2)
