@@ -7,6 +7,7 @@ the output has gone. A run that did not converge is no error: its report says so
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import inspect
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from jaxsmi.cli import process
 from jaxsmi.cli.flags import COMMANDS, MODELS, CommandLine, Flag, flags_of, read
@@ -26,7 +27,8 @@ _ABOUT = """Solvable models of learning with attention.
 Exit status: 0; 1 where a part of the work failed; 2 for a wrong argument or a \
 missing package; 130 when interrupted; 141 where the reader of the output has gone."""
 
-_GROUPS = {"sgd": "Online SGD."}  # `jaxsmi sgd flow`, as `smi.sgd.flow`
+# `jaxsmi sgd flow`, as `smi.sgd.flow`
+_GROUPS = {"sgd": "Study online SGD: flow, runs, rates and exponents."}
 
 _COMMON = {
     "seed": (int, "Seed of all random numbers. Default 0."),
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
             report.set_up()
         return report.execute(words)
     except CycloptsError as error:
-        sentence = " ".join(str(error).split())
+        sentence = _plain(error)
         print(f"{begin}: {sentence} (see {begin} --help)", file=sys.stderr)
     except BrokenPipeError:
         raise
@@ -99,6 +101,7 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
     if not choices:
         # the flags of this command and model only: help must not wait for reading all modules
         app.default(_with_flags(place))
+        _reject_unknown(place, rest, list(inspect.signature(_stub).parameters))
     if not place.name:
         app.version_flags = ["--version"]
         app.version = lambda: importlib.metadata.version("jaxsmi")
@@ -122,7 +125,25 @@ def _choices(name: str) -> dict[str, str]:
         models = MODELS.items() if COMMANDS[name].models else ()
         return {model: read(target).summary for model, target in models}
     names = [other for other in [*COMMANDS, *_GROUPS] if other.rpartition(" ")[0] == name]
-    return {other.split()[-1]: _summary(other) for other in names}
+    summary = lambda name: COMMANDS[name].summary if name in COMMANDS else _GROUPS[name]
+    return {other.split()[-1]: summary(other) for other in names}
+
+
+def _reject_unknown(place: CommandLine, rest: Sequence[str], names: list[str]) -> None:
+    """Name a flag that the command does not have: cyclopts would name a missing one first."""
+    known = [name.replace("_", "-") for name in names] + ["help"]
+    given = [word[2:].partition("=")[0].replace("_", "-") for word in rest if word[:2] == "--"]
+    # --no-x switches x off
+    for name in [x for x in given if x.removeprefix("no-") not in known]:
+        models = [x for x in MODELS if name.replace("-", "_") in _arguments_of(x)]
+        close = difflib.get_close_matches(name, known, 1)
+        said = f" Did you mean --{close[0]}?" if close else ""
+        said = f" It belongs to {' and '.join(models)}." if models and place.model else said
+        raise CycloptsError(msg=f"There is no flag --{name} here.{said}")
+
+
+def _arguments_of(model: str) -> list[str]:
+    return [argument.name for argument in read(MODELS[model]).arguments]
 
 
 def _stub(**values: Any) -> None:
@@ -157,6 +178,15 @@ def _argument(flag: Flag, positional: bool = False) -> inspect.Parameter:
     kind = Annotated[flag.kind if flag.required else flag.kind | None, about]
     default = kinds.empty if flag.required else None
     return kinds(flag.name, place, default=default, annotation=kind)
+
+
+def _plain(error: CycloptsError) -> str:
+    """What is wrong with the words, in one sentence."""
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        return f"A value of {error.argument.name} is needed."
+    if isinstance(error, UnusedCliTokensError):
+        return f'"{" ".join(error.unused_tokens or [])}" belongs to no flag.'
+    return " ".join(str(error).split())
 
 
 def _with_flag(sentence: str) -> str:

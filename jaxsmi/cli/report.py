@@ -26,7 +26,7 @@ from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.driver import Result, Solution, Threshold, counts, index_names
 from jaxsmi.core.options import setup, user_cache
 from jaxsmi.workbench import plotting, storage
-from jaxsmi.workbench.storage import atomic_write, discard, import_xarray, parameters
+from jaxsmi.workbench.storage import atomic_write, discard, import_xarray, make_folder, parameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ def _prepare(words: CommandLine) -> None:
     again = words.common.get("overwrite", False) or words.name == "sweep"
     found = f"files of an earlier run, {', '.join(there)}"
     validate.check(again or not there, "out", found, "another folder, or --overwrite")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
 
 
 def _draws() -> bool:

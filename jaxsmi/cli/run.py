@@ -9,7 +9,8 @@ import collections
 import functools
 import pathlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,11 +21,11 @@ import jaxsmi as smi
 from jaxsmi.cli.flags import make_model, with_records
 from jaxsmi.cli.report import Report, plain, report
 from jaxsmi.core import validate
-from jaxsmi.core.display import number
+from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.driver import Result, Solution, counts, tqdm
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, sweeps
-from jaxsmi.workbench.rows import SOLVERS, Grid, evolve
+from jaxsmi.workbench.rows import SOLVERS, Grid, Row, evolve
 
 if TYPE_CHECKING:
     import xarray
@@ -132,7 +133,8 @@ def sweep(
             {from, to, points, scale = "log"}.
         workers: Dask processes on this machine. Default 0: this process.
         scheduler: Address of a Dask cluster, host:port.
-        dry_run: Say how many rows there are and how many are solved; solve none.
+        dry_run: Solve none: say how many rows there are and how many are solved, the time for the
+            others, and the memory of the largest data set.
         out: Folder of the rows.
         progress: Show a bar. Default False.
     """
@@ -141,10 +143,7 @@ def sweep(
     count = len(grid.rows)
     if dry_run:
         solved = sweeps.solved_rows(grid, folder) if folder is not None else {}
-        seconds = [float(row["seconds"]) for row in solved.values()]
-        left = f", about {np.mean(seconds) * (count - len(solved)):.3g} s left" if seconds else ""
-        text = f"{count} rows of {len(grid.alpha)} alpha; {len(solved)} are solved{left}."
-        yield Report({"rows": count, "solved": len(solved)}, text)
+        yield _forecast(grid, solved)
         return
     # the rows are files already: an interruption has nothing to write
     yield Report({}, "", unfinished=lambda: sweeps.rows_kept(grid, folder))
@@ -153,12 +152,54 @@ def sweep(
     yield _of_sweep(results, count)
 
 
+def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
+    """What a sweep needs: the time by the rows that are solved, the memory by shapes alone."""
+    count, done = len(grid.rows), len(solved)
+    text = f"{count} rows of {len(grid.alpha)} alpha; {done} are solved."
+    data: dict[str, Any] = {"rows": count, "solved": done}
+    # the first row also compiles: a mean over it is too long rather than too short
+    seconds = [float(row["seconds"]) for row in solved.values()]
+    if 0 < done < count:
+        data["seconds_left"] = float(np.mean(seconds)) * (count - done)
+        text += f" About {data['seconds_left']:.3g} s left, {np.mean(seconds):.3g} s a row."
+    elif not done:
+        text += " The time is known once a row is solved: --out names the folder of the rows."
+    size = grid.data_bytes()
+    if size:
+        data["data_bytes"] = size
+        text += f" The largest data set takes {size / 1e9:.2g} GB."
+    return Report(data, text)
+
+
+_MOST_ROWS = 24  # of a printed table: a screen
+
+
+def _overlaps(results: xarray.Dataset) -> str:
+    """A table of overlaps, the means over seeds, one row a point."""
+    axes = [*map(str, results.overlap.dims[:-4]), "alpha"]
+    diagonal = lambda name: np.einsum("...pp->...p", results[name].values)
+    Q, errors = diagonal("overlap"), diagonal("stderr")  # (.., seed, alpha, P)
+    seeds, _, P = Q.shape[-3:]
+    spread = np.std(Q, -3, ddof=1) / np.sqrt(seeds) if seeds > 1 else errors[..., 0, :, :]
+    Q, codes = Q.mean(-3), results.result.values
+    rows = [[*axes, *(["overlap"] if P == 1 else [f"overlap {p + 1}" for p in range(P)]), "result"]]
+    for point in list(np.ndindex(Q.shape[:-1]))[:_MOST_ROWS]:
+        place = [results[name].values[k] for name, k in zip(axes, point, strict=True)]
+        shown = [number(x) if isinstance(x, (int, float)) else str(x) for x in place]
+        pairs = zip(Q[point], spread[point], strict=True)
+        ended = counts(codes[(*point[:-1], slice(None), point[-1])])
+        rows.append([*shown, *starmap(format_estimate, pairs), ended])
+    hidden = Q[..., 0].size - _MOST_ROWS
+    return "\n".join([*table(rows), *([f".. and {hidden} points more"] if hidden > 0 else [])])
+
+
 def _of_sweep(results: xarray.Dataset, rows: int) -> Report:
     codes = results.result.values
     messages = list(dict.fromkeys(word for word in results.message.values.flat if word))
     text = [
         f"{rows} rows, {', '.join(f'{name} {n}' for name, n in results.sizes.items())}.",
         f"Results: {counts(codes)}.",
+        _overlaps(results),
         *messages[:5],
     ]
     ended = collections.Counter(Result(int(code)).name for code in codes.flat)

@@ -6,6 +6,8 @@ and the same in whatever order and wherever the rows are solved.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import itertools
 import time
@@ -117,6 +119,23 @@ class Grid:
         row = {name: np.stack([x[name] for x in solutions]) for name in (solutions or [{}])[0]}
         seconds = np.asarray(time.perf_counter() - begin)
         return row | {"message": np.array(messages, str), "seconds": seconds}
+
+    def data_bytes(self) -> int:
+        """Bytes of the largest data set of a row; 0 for a solver that draws none."""
+        if self.solver not in ("gamp", "train"):
+            return 0
+        own = ("store", "inputs") if self.solver == "gamp" else ()
+        options = {name: self.settings[name] for name in own if name in self.settings}
+        # the defaults of _pass_messages and _descend
+        size = self.settings.get("dimension", 1000 if self.solver == "gamp" else 500)
+        largest = 0
+        options |= {"dimension": size, "alpha": self.alpha[-1]}
+        for values, _ in self.rows[:: len(self.seeds)]:
+            with contextlib.suppress(ValueError):  # a point that cannot be made has no data
+                draw = functools.partial(self.build(**values).sample, **options)
+                arrays = jax.tree.leaves(jax.eval_shape(draw, jax.random.key(0)))
+                largest = max(largest, sum(x.size * x.dtype.itemsize for x in arrays))
+        return largest
 
     def description(self) -> dict[str, Any]:
         """All that decides the numbers, ready for JSON: axes, settings, solver, precision, and the

@@ -17,6 +17,7 @@ import os
 import pathlib
 import platform
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -305,6 +306,21 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         os.replace(temporary, named)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_folder(folder: pathlib.Path) -> None:
+    """Make a folder that files can be written into, the argument `out` of a public function.
+
+    Raises:
+        ValueError: Where the system does not let it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as failure:
+        said = f"{str(folder)!r} ({failure.strerror})"
+        raise ValueError(f"out: got {said}; allowed: a folder that can be written.") from failure
 
 
 def discard(folder: pathlib.Path) -> None:

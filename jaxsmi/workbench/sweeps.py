@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import signal
+import sys
 import threading
 import warnings
 import zipfile
@@ -27,7 +28,7 @@ from jaxsmi.core.driver import Result, Solution, tqdm
 from jaxsmi.core.options import CACHE_SETTINGS
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench.rows import FIELDS, Grid, Row
-from jaxsmi.workbench.storage import atomic_write, import_xarray, provenance
+from jaxsmi.workbench.storage import atomic_write, import_xarray, make_folder, provenance, save
 
 if TYPE_CHECKING:
     import xarray
@@ -63,7 +64,8 @@ def sweep(
             `stderr=0.02` takes more points where it must), "gamp" (`dimension=1000`), "train"
             (`dimension=500, optimizer="adam", learning_rate=0.01`), or a function (model, alpha,
             key, previous solution or None, **settings) -> Solution.
-        out: A folder, from which a sweep that was interrupted continues. Default None: no files.
+        out: A folder, from which a sweep that was interrupted continues; the result is its
+            `sweep.nc`. Default None: no files.
         scheduler: Number of Dask processes on this machine, the address of a Dask cluster, or its
             Client. A script that starts processes does so under `if __name__ == "__main__":`.
             Default None: this process, without Dask.
@@ -90,9 +92,11 @@ def sweep(
     Cost:
         That of its points; where a run is killed, the row it was at.
     """
-    return solve_grid(
-        Grid(build, alpha, parameters, seeds, solver, settings), out, scheduler, progress
-    )
+    grid = Grid(build, alpha, parameters, seeds, solver, settings)
+    results = solve_grid(grid, out, scheduler, progress)
+    if out is not None:
+        save(results, pathlib.Path(out) / "sweep.nc")
+    return results
 
 
 def solve_grid(
@@ -116,6 +120,8 @@ def solve_grid(
     solved = here if scheduler is None else _solve(grid, missing, scheduler)
     hidden = not progress or not missing  # a bar that begins at its end shows no rate
     size = len(grid.rows)
+    if progress and rows:
+        print(f"{len(rows)} of {size} rows were solved before.", file=sys.stderr)
     try:
         with tqdm(total=size, initial=len(rows), desc="rows", disable=hidden, leave=False) as bar:
             for number, row in solved:
@@ -133,10 +139,10 @@ def solve_grid(
 def rows_kept(grid: Grid, folder: pathlib.Path | None) -> str:
     """Say after an interruption which rows are in the folder."""
     if folder is None:
-        return "interrupted; no rows are kept (name a folder: out=)"
+        return "interrupted, and no row is kept: out= names a folder that keeps them"
     count = sum((folder / _file(k)).is_file() for k in range(len(grid.rows)))
     kept = f"{count} of {len(grid.rows)} rows are kept in {folder}"
-    return f"interrupted; {kept}, and the same sweep goes on from there"
+    return f"interrupted; {kept}: the same call solves the others"
 
 
 def _check_scheduler(scheduler: object) -> None:
@@ -157,7 +163,7 @@ def _file(number: int) -> str:
 
 def _claim(folder: pathlib.Path, grid: Grid) -> None:
     """Write what is swept into the folder, or compare it with what the folder says."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / "sweep.json"
     # as it is read back: JSON has no tuples
     description = json.loads(json.dumps(grid.description()))

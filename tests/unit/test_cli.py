@@ -61,7 +61,10 @@ def started(*words):
         (["gamp", "deep-atention"], 'Did you mean "deep-attention"?'),
         (["gamp", "sign", "--aplha", "2"], "Did you mean --alpha?"),
         (["gamp", "sign", "--alpha", "x"], "--alpha"),
-        (["gamp", "sign", "--depth", "2"], "--depth"),
+        (["state-evolution", "sign", "--alfa", "1"], "no flag --alfa here. Did you mean --alpha?"),
+        (["gamp", "sign", "--depth", "2"], "no flag --depth here. It belongs to deep-attention."),
+        (["gamp", "sign", "3"], '"3" belongs to no flag'),
+        (["weak-recovery", "linear", "--out", "/dev/null/x"], "--out: got '/dev/null/x' (Not a"),
         (["sweep"], "--file"),
         (["state-evolution", "sign"], "--alpha"),
         (["gamp", "linear", "--alpha", "-1"], "--alpha: got -1"),
@@ -99,6 +102,12 @@ def test_models_are_made_of_their_arguments(name):
     assert listed == list(inspect.signature(flags.load(target)).parameters)
     if name != "piecewise-linear":  # a link of one's own, without defaults
         assert type(flags.make_model(name)).__module__.startswith("jaxsmi.models")
+
+
+def test_the_list_of_commands_has_one_line_each(capsys):
+    for words in (["--help"], ["sgd", "--help"]):
+        entries = [line for line in call(capsys, *words)[1].splitlines() if line.startswith("│ ")]
+        assert all(line[2] != " " for line in entries)
 
 
 def test_help_lists_flags_with_their_meaning(capsys):
@@ -211,13 +220,19 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
     grid, out = tmp_path / "grid.toml", tmp_path / "out"
     grid.write_text(GRID)
     assert json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])["rows"] == 4
-    code, _, err = call(capsys, "sweep", grid, "--out", out)
+    code, said, err = call(capsys, "sweep", grid, "--out", out)
     assert (code, err) == (0, "")
+    assert "noise  alpha  overlap" in said
+    assert "0.8    1      0.42" in said
     rows = sorted((out / "rows").glob("row-*.npz"))
     assert len(rows) == 4
     rows[1].unlink()
     said = call(capsys, "sweep", grid, "--dry-run", "--out", tmp_path / "out")[1]
-    assert "4 rows of 2 alpha; 3 are solved" in said
+    assert "4 rows of 2 alpha; 3 are solved. About" in said
+    grid.write_text(GRID.replace("\n", '\nsolver = "gamp"\n', 1) + "[settings]\ndimension = 300\n")
+    found = json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])
+    # inputs (300, 1, 300), labels and a teacher of 300 numbers, in float64, and a few more
+    assert found["data_bytes"] == pytest.approx(8 * (300**2 + 2 * 300), rel=1e-3)
     found = storage.load(out / "sweep.nc")
     np.testing.assert_allclose(found.noise, np.geomspace(0.1, 0.8, 4))
     exact = [[linear_overlap(a, noise) for a in (0.5, 1.0)] for noise in found.noise.values]

@@ -61,7 +61,7 @@ def test_a_grid_is_its_points():
 
 def test_rows_are_kept_and_not_solved_again(tmp_path, capsys):
     first = table(out=tmp_path)
-    files = ["row-00000.npz", "row-00001.npz", "sweep.json"]
+    files = ["row-00000.npz", "row-00001.npz", "sweep.json", "sweep.nc"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     before = (tmp_path / files[0]).stat().st_mtime_ns
     (tmp_path / files[1]).write_bytes(b"half a row")
@@ -69,7 +69,9 @@ def test_rows_are_kept_and_not_solved_again(tmp_path, capsys):
     assert (tmp_path / files[0]).stat().st_mtime_ns == before
     capsys.readouterr()
     same(first, table(out=tmp_path, progress=True))
-    assert capsys.readouterr().err == ""  # no bar where nothing is left to do
+    # no bar where nothing is left to do
+    assert capsys.readouterr().err == "2 of 2 rows were solved before.\n"
+    same(first, storage.load(tmp_path / "sweep.nc"))
 
 
 @pytest.mark.parametrize("change", [{"seeds": 2}, {"solver": "gamp"}, {"stderr": 0.1}])
@@ -187,7 +189,9 @@ def test_an_interruption_says_which_rows_are_kept(tmp_path):
             raise KeyboardInterrupt
         return evolve(model, alpha, key, previous)
 
-    with pytest.raises(KeyboardInterrupt, match=r"1 of 2 rows are kept in .*goes on"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"1 of 2 rows are kept in .*: the same call"
+    ):
         table(solver=stopped, out=tmp_path)
 
 
