@@ -62,20 +62,25 @@ def test_wheel_and_sdist_hold_what_they_should(dist):
 def test_who_cites_finds_what_zenodo_wants():
     """Zenodo reads title, authors, licence and version out of CITATION.cff."""
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    for key in ("cff-version", "message", "title", "abstract", "authors", "license", "version"):
+    keys = ("cff-version", "message", "title", "abstract", "authors", "license", "version")
+    for key in (*keys, "date-released"):
         assert re.search(rf"^{key}:", text, re.MULTILINE), key
     assert f"version: {PROJECT['version']}\n" in text
     assert f"license: {PROJECT['license']}\n" in text
+    released = re.search(r"^date-released: (\S+)", text, re.MULTILINE)[1]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## [{PROJECT['version']}] - {released}\n" in changes
 
 
-@pytest.fixture(scope="module")
-def empty(dist, tmp_path_factory):
-    """The interpreter of an environment that holds the wheel, and no extra."""
+@pytest.fixture(scope="module", params=["*.whl", "*.tar.gz"], ids=["wheel", "sdist"])
+def empty(request, dist, tmp_path_factory):
+    """The interpreter of an environment that holds the wheel or what the sdist builds, and no
+    extra."""
     folder = tmp_path_factory.mktemp("empty") / "env"
     assert run(sys.executable, "-m", "venv", folder).returncode == 0
     python = folder / "bin" / "python"
-    wheel = next(dist.glob("*.whl"))
-    done = run(python, "-m", "pip", "install", "--quiet", "--no-compile", wheel)
+    built = next(dist.glob(request.param))
+    done = run(python, "-m", "pip", "install", "--quiet", "--no-compile", built)
     if done.returncode:
         pytest.skip(f"pip cannot install here: {done.stderr[-300:]}")
     return python
