@@ -21,11 +21,10 @@ def linear_run(noise, dimension, seed=0, alpha=2.0):
     )
 
 
-@pytest.mark.parametrize("alpha", [0.6, 2.0])
-def test_free_entropy_is_the_evidence_of_a_linear_model(alpha):
+def test_free_entropy_is_the_evidence_of_a_linear_model():
     """log p(y|X)/D = log N(y; 0, X Xᵀ/D + Δ)/D: exact for every D but for corrections of O(1/D),
     which at D = 400 are below 3/D in the mean of six data sets (Wishart fluctuations)."""
-    gaps, D, noise = [], 400, 0.3
+    gaps, D, noise, alpha = [], 400, 0.3, 0.6
     for seed in range(6):
         _, data, run = linear_run(noise, D, seed, alpha)
         X = np.asarray(data.stored_inputs)[:, 0] / np.sqrt(D)
@@ -64,9 +63,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n != "sign" else n for n in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_mean_over_data_is_that_of_theory(name):
     """E Φ of runs = Φ(Q) of state evolution, within three standard errors of eight data sets and
     2 nats, the order of the corrections."""
@@ -86,42 +84,27 @@ def test_mean_over_data_is_that_of_theory(name):
 
 def test_stability_is_the_spectral_radius_of_state_evolution():
     """Of a linear link both are α V²/(Δ + V)², exactly, at the fixed point that does not depend on
-    the data; of phase retrieval they agree within the fluctuations of 1200 labels."""
+    the data."""
     _, _, run = linear_run(0.1, 200)
     theory = smi.state_evolution(smi.links.linear(0.1), 2.0, key=jax.random.key(0))
     np.testing.assert_allclose(run.stability, theory.spectral_radius, rtol=1e-3)
-    model, key = smi.links.sign(noise=0.1), jax.random.key(3)
-    data = model.sample(key, dimension=600, alpha=2.0)
-    run = smi.gamp(model, data, key=key)
-    theory = smi.state_evolution(model, 2.0, key=key)
-    np.testing.assert_allclose(run.stability, theory.spectral_radius, rtol=0.15)
 
 
 def test_even_labels_are_started_twice_and_the_best_end_is_returned():
+    """Inside jit, too."""
     model, key = smi.links.phase_retrieval(), jax.random.key(1)
-    data = model.sample(key, dimension=300, alpha=0.8)
+    data = model.sample(key, dimension=100, alpha=2.0)
     run = smi.gamp(model, data, key=key)
     assert len(run.ends.result) >= 2
     np.testing.assert_array_equal(run.ends.agreement, run.ends.agreement.T)
     best = np.nanargmax(run.ends.free_entropy)
-    assert float(run.free_entropy) > float(run.ends.free_entropy[best]) - 1.0 / 300
-    chosen = [np.array_equal(run.weights, weights) for weights in run.ends.weights]
-    assert sum(chosen) >= 1
-    single = smi.gamp(model, data, key=key, start="spectral")
-    assert single.ends is None
-    several = smi.gamp(model, data, key=key, start=(1e-3, "spectral", 1e-3))
-    assert len(several.ends.result) == 3
+    assert float(run.free_entropy) > float(run.ends.free_entropy[best]) - 1.0 / 100
+    assert any(np.array_equal(run.weights, weights) for weights in run.ends.weights)
     with pytest.raises(ValueError, match="start"):
         smi.gamp(model, data, key=key, start=())
-
-
-def test_several_starts_inside_jit():
-    model, key = smi.links.phase_retrieval(), jax.random.key(1)
-    data = model.sample(key, dimension=100, alpha=2.0)
-    outside = smi.gamp(model, data, key=key, start=(1e-3, 1e-2))
-    inside = jax.jit(lambda key: smi.gamp(model, data, key=key, start=(1e-3, 1e-2)))(key)
-    np.testing.assert_allclose(inside.overlap, outside.overlap, rtol=1e-5)
-    assert int(inside.result) == int(outside.result)
+    inside = jax.jit(lambda key: smi.gamp(model, data, key=key))(key)
+    np.testing.assert_allclose(inside.overlap, run.overlap, rtol=1e-5)
+    assert int(inside.result) == int(run.result)
 
 
 @pytest.mark.slow

@@ -62,6 +62,7 @@ def ridge_regression(alpha, ridge, noise):
     return np.array([q, m, V, train, alpha * train + 0.5 * ridge * q, c, 0.5 * error])
 
 
+@SLOW
 def test_a_linear_loss_is_hebbian_learning():
     """W = Σ y x/(λ√D): m = α E|z|/λ, q = m² + α/λ²; a second derivative of zero is one."""
     alpha, ridge = 2.0, 0.5

@@ -416,7 +416,8 @@ POTENTIALS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(POTENTIALS, "linear"))
+@SLOW
+@pytest.mark.parametrize("name", POTENTIALS)
 def test_the_gradient_of_the_free_entropy_is_the_residual(name):
     """dΦ = ½ tr[(F(Q̂) - Q) dQ̂] with dQ̂ by differences, away from the fixed point: sampled to the
     error that Φ reports."""

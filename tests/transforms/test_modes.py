@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
+from helpers import slow_but
 
 KEY = jax.random.key(0)
 SMALL = {"averages": smi.Averages(64, 2), "iteration": smi.Iteration(max_steps=3)}
@@ -58,6 +59,10 @@ CALLS = {
 }
 
 
+# each kind of loop: a map at its fixed point, a run with data, descent; nets of points
+FAST = ("state evolution, converged", "message passing", "training", "spectral overlap")
+
+
 @pytest.fixture(scope="module")
 def strict():
     jax.clear_caches()  # jit would run programs that were traced in another mode
@@ -67,7 +72,7 @@ def strict():
 
 
 @pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", slow_but(CALLS, *FAST))
 def test_call_runs(call):
     answer = CALLS[call]()
     found = [

@@ -129,7 +129,7 @@ def test_no_copy_of_bfloat16_inputs():
 # Inputs that are regenerated, rounded or spread ------------------------------------------------
 
 
-@pytest.mark.parametrize("name", slow_but(MODELS, "index", "quadratic"))
+@pytest.mark.parametrize("name", slow_but(MODELS, "index"))
 def test_regenerated_inputs_are_the_stored_ones(name):
     """Fields and their transposes, block by block or at once: only the order of sums differs."""
     model, dimension, alpha = MODELS[name]

@@ -189,9 +189,7 @@ def test_an_interruption_says_which_rows_are_kept(tmp_path):
             raise KeyboardInterrupt
         return evolve(model, alpha, key, previous)
 
-    with pytest.raises(
-        KeyboardInterrupt, match=r"1 of 2 rows are kept in .*: the same call"
-    ):
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 2 rows are kept in .*: the same call"):
         table(solver=stopped, out=tmp_path)
 
 

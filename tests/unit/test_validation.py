@@ -98,7 +98,7 @@ REPLACEMENTS = [
 ]
 
 
-@hypothesis.settings(max_examples=400, **ONE_ORDER)
+@hypothesis.settings(max_examples=200, **ONE_ORDER)
 @hypothesis.given(st.data())
 def test_a_wrong_value_is_an_error_that_names_the_argument(data):
     title, name, label = data.draw(st.sampled_from(REPLACEMENTS))
