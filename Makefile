@@ -38,15 +38,15 @@ export MPLBACKEND := Agg
 # What was compiled once, tests, notebooks and the demo do not compile again: a gigabyte of programs at most, here. JAXSMI_CACHE=off: none.
 ifneq ($(JAXSMI_CACHE),off)
 demo: export JAXSMI_CACHE := $(CURDIR)/.cache/programs
-test validate notebooks figures: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/programs
-test validate notebooks figures: export JAX_COMPILATION_CACHE_MAX_SIZE := 1073741824
-test validate notebooks figures: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
+test examples suite validate notebooks figures: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/programs
+test examples suite validate notebooks figures: export JAX_COMPILATION_CACHE_MAX_SIZE := 1073741824
+test examples suite validate notebooks figures: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test validate bench notebooks figures docs dist lint format clean distclean
+.PHONY: help demo test examples suite validate bench notebooks figures docs dist lint format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -62,11 +62,14 @@ define TESTING
 run() { echo "$(PYTEST) -n 2 --dist worksteal $$*"; $(PYTEST) -n 2 --dist worksteal "$$@"; };
 endef
 
-test: $(DEV)  ## doctests and notebooks, then the test suite (minutes, CPU)
-	@$(TESTING) \
-	$(if $(ARGS),run -q $(ARGS), \
-	run -q --doctest-modules jaxsmi tests/notebooks && \
-	run -q --ignore=tests/notebooks)
+test: $(if $(ARGS),$(DEV),examples suite)  ## doctests and notebooks, then the test suite (minutes, CPU)
+	$(if $(ARGS),@$(TESTING) run -q $(ARGS))
+
+examples: $(DEV)  ## doctests and notebooks
+	@$(TESTING) run -q --doctest-modules jaxsmi tests/notebooks
+
+suite: $(DEV)  ## the test suite
+	@$(TESTING) run -q --ignore=tests/notebooks
 
 validate: $(DEV)  ## the slow tests: physics at full size, published figures (hours; a line a test)
 	@$(TESTING) run -v -m "slow and not gpu" --durations=60 --doctest-modules $(or $(ARGS),jaxsmi tests)
