@@ -30,12 +30,14 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.jumps import continuous
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
 from jaxsmi.numerics.quadrature import covariance_and_variance, quotient, randomised_gaussians
@@ -513,3 +515,13 @@ def check_label_shape(labels: Array, shape: tuple[int, ...]) -> None:
     rows = f"rows of shape {shape}" if shape else "one number a sample, shape (N,)"
     check(labels.shape[1:] == shape, "labels", labels, rows)
     check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
+
+
+def check_outcomes(labels: Array, outcomes: Array | tuple[float, ...], known: Array) -> None:
+    """Raise a ValueError for labels that are not all `known` as some of the outcomes (K, ...), with
+    the remedy for 0 and 1 in place of signs."""
+    values = np.asarray(outcomes).tolist() if concrete(outcomes) else []
+    signs = sorted(np.ravel(values)) == [-1.0, 1.0]
+    allowed = "+1 and -1" if signs else f"only the outcomes {values}" if values else "the outcomes"
+    bits = signs and concrete(labels) and bool(np.all((labels == 0) | (labels == 1)))
+    check(known, "labels", labels, allowed + ": take 2 * labels - 1" * bits)

@@ -21,10 +21,10 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, Key, Posterior, check_label_shape
+from jaxsmi.channels.base import AbstractChannel, Key, Posterior, check_label_shape, check_outcomes
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.jumps import continuous, kinked
-from jaxsmi.core.arrays import concrete, positive_root
+from jaxsmi.core.arrays import positive_root
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
@@ -66,8 +66,7 @@ class Likelihood(eqx.Module):
         if self.outcomes is not None:
             axes = tuple(range(2, labels.ndim + 1))
             known = jnp.any(jnp.all(labels[:, None] == self.outcomes, axis=axes), axis=1)
-            outcomes = f" {self.outcomes.tolist()}" if concrete(self.outcomes) else ""
-            check(jnp.all(known), "labels", labels, f"only the outcomes{outcomes}")
+            check_outcomes(labels, self.outcomes, jnp.all(known))
         if self.counts:
             whole = (labels >= 0) & (labels == jnp.floor(labels))
             check(jnp.all(whole), "labels", labels, "counts: integers >= 0")

@@ -33,11 +33,11 @@ from jaxsmi.channels.base import (
     Posterior,
     batch_size,
     check_label_shape,
+    check_outcomes,
     exact_posterior,
 )
 from jaxsmi.channels.signs import log_quadrants, pair_at_zero, plackett_nodes
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining_rules import no_weight
 
 _PROBES = 64  # random fields at which a label must be that of its orthant
@@ -115,7 +115,7 @@ class OrthantChannel(LevelsChannel):
         check_label_shape(labels, ())
         if self.noise is None:
             known = jnp.any(labels[:, None] == self.values, axis=1)
-            check(jnp.all(known), "labels", labels, f"some of {self.distinct.tolist()}")
+            check_outcomes(labels, self.distinct, jnp.all(known))
 
     def log_likelihood(self, label: Array) -> Array:
         """log p(y|v_s) (2^P,)."""

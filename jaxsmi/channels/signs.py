@@ -32,7 +32,7 @@ from jax.nn import log_sigmoid
 from jax.scipy.special import erf, log_ndtr, logsumexp, ndtr
 from jaxtyping import Array
 
-from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
+from jaxsmi.channels.base import ClosedFormChannel, check_label_shape, check_outcomes
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.refining_rules import no_weight
@@ -66,7 +66,7 @@ class AbstractSignsChannel(ClosedFormChannel):
     def check_labels(self, labels: Array) -> None:
         """Check that labels are ±1, shape (N,)."""
         check_label_shape(labels, ())
-        check(jnp.all(jnp.abs(labels) == 1.0), "labels", labels, "only +1 and -1")
+        check_outcomes(labels, (1.0, -1.0), jnp.all(jnp.abs(labels) == 1.0))
 
 
 class SignChannel(AbstractSignsChannel):

@@ -84,9 +84,10 @@ def _finite_numbers(
 
 
 def _as_inputs(inputs: ArrayLike) -> Array:
-    allowed = "real numbers (N, M, D): samples, tokens (one: x[:, None, :]), entries"
-    array = _finite_numbers("inputs", inputs, allowed, (None, None, None))
-    check(array.size > 0, "inputs", inputs, allowed)
+    allowed = "real numbers (N, M, D): samples, tokens, entries; of one token (N, D)"
+    array = _finite_numbers("inputs", inputs, allowed)
+    check(array.ndim in (2, 3) and array.size > 0, "inputs", inputs, allowed)
+    array = array[:, None] if array.ndim == 2 else array
     # estimates are rounded to the precision of the inputs: integers would lose them
     # (one-hot tokens arrive as integers)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(theory_dtype())
@@ -138,24 +139,24 @@ class Dataset(eqx.Module):
     """Inputs, labels and, for synthetic data, the teacher that made them.
 
     Args:
-        inputs: (N, M, D), float64, float32 or bfloat16 (products are then float32), or
-            `Regenerated`. Whole numbers become the theory's precision, to which estimates are
-            rounded.
+        inputs: (N, M, D), or (N, D) of one token, float64, float32 or bfloat16 (products are then
+            float32), or `Regenerated`. Integers become the theory's precision, to which estimates
+            are rounded.
         labels: (N, ...), float64 for noiseless attention.
         teacher: (P, D), or None for a user's own data (errors are then NaN).
         model: The model that made the labels (set by `sample`). None: taken to be the model that
             learns.
         directions: U (K, D), the fixed directions around which tokens lie (set by `sample`).
         encoding: E (M, K), how much of each every token has: inputs have the mean E U/√D.
-        whitening: How the inputs were whitened (set by `whiten`).
+        whitening: How the inputs were transformed (set by `whiten` and `standardise`).
 
     Raises:
-        ValueError: For inputs that are not (N, M, D), a number of labels other than N, directions
-            without an encoding, or non-finite entries.
+        ValueError: For inputs that are not (N, M, D) or (N, D), a number of labels other than N,
+            directions without an encoding, or non-finite entries.
 
     Example:
         >>> import jax.numpy as jnp, jaxsmi as smi
-        >>> smi.Dataset(jnp.ones((6, 1, 3)), jnp.ones((6,))).alpha
+        >>> smi.Dataset(jnp.ones((6, 3)), jnp.ones(6)).alpha
         2.0
     """
 
@@ -180,16 +181,18 @@ class Dataset(eqx.Module):
         # regenerated inputs are the package's own: reading them to validate would cost a pass
         self.inputs = inputs if isinstance(inputs, Regenerated) else _as_inputs(inputs)
         N, M, D = self.inputs.shape
-        allowed = f"an array with one row per sample: ({N}, ...)"
+        allowed = f"one label for each of the {N} inputs: finite numbers ({N},) or ({N}, ..)"
         self.labels = _finite_numbers("labels", labels, allowed)
         check(self.labels.shape[:1] == (N,), "labels", labels, allowed)
+        if self.labels.dtype == bool:  # arithmetic on labels needs numbers
+            self.labels = self.labels.astype(theory_dtype())
         allowed = f"an array of shape (indices P, {D})"
         self.teacher = validate.optional(
             _finite_numbers, "teacher", teacher, allowed, shape=(None, D)
         )
         allowed = "the model that made the labels"
         self.model = validate.optional(validate.instance, "model", model, eqx.Module, allowed)
-        allowed = "that of data.whiten()"
+        allowed = "that of data.whiten() or data.standardise()"
         self.whitening = validate.optional(
             validate.instance, "whitening", whitening, Whitening, allowed
         )
@@ -360,7 +363,8 @@ class Dataset(eqx.Module):
         is the law of W': of iid Gaussian W it is `priors.GaussianProfile(whitening.variances)`,
         Bayes-optimal; `priors.Gaussian([[mean of s]])` follows the theory of that prior, too, but
         does not use what it knows. With `tokens`, the link of the new inputs is link(z C^{1/2}).
-        Means are not subtracted.
+        Means are not subtracted: `data.standardise().whiten()` does both, and maps weights back
+        through both.
 
         Args:
             covariance: Σ (D, D) of the features; or other inputs (N', M, D), labelled or not, many
@@ -376,7 +380,7 @@ class Dataset(eqx.Module):
         Raises:
             ValueError: For a covariance that is not positive definite or of another size, too few
                 tokens to estimate it, inputs that are not stored, have fixed directions or were
-                whitened already, and the teacher of a matrix model.
+                whitened already (standardised ones are allowed), and the teacher of a matrix model.
 
         Example:
             >>> import jax, jax.numpy as jnp, jaxsmi as smi
@@ -392,22 +396,75 @@ class Dataset(eqx.Module):
         Source:
             [theory: inputs, sections 1 and 2].
         """
-        inputs = self.stored_inputs
-        check(self.whitening is None, "data", "whitened inputs", "inputs that are not whitened yet")
+        before = self.whitening
+        whitened = before is not None and before.basis is not None
+        check(not whitened, "data", "whitened inputs", "inputs that are not whitened yet")
+        self._check_rows()
+        return self._in(whitening_of(self.stored_inputs, covariance, tokens))
+
+    def standardise(self) -> Dataset:
+        r"""Return the same samples with inputs of mean zero and variance one, column by column.
+
+            x' = (x - x̄) / s,   W' = W diag(s)
+
+        x̄ (M, D) are the means of the samples, s (D,) the standard deviations of the features. The
+        teacher is transformed too, and `unwhiten` maps estimates back. Fields lose the constant
+        W x̄/√D, an offset that labels of a link without one do not have. New inputs:
+        `data.whitening.whitened(inputs)`.
+
+        Returns:
+            A `Dataset` with a `whitening`.
+
+        Raises:
+            ValueError: For columns that do not vary, inputs that are not stored or have fixed
+                directions, and the teacher of a matrix model.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, jaxsmi as smi
+            >>> x = 3.0 + 10.0 * jax.random.normal(jax.random.key(0), (100, 50))
+            >>> smi.Dataset(x, jnp.sign(x[:, 0] - 3.0)).standardise().second_moments().failing
+            ()
+
+        Cost:
+            Three passes over the inputs.
+
+        Source:
+            [theory: inputs, section 1].
+        """
+        self._check_rows()
+        wide = self.stored_inputs.astype(theory_dtype())
+        mean = jnp.mean(wide, axis=0)
+        variances = jnp.mean((wide - mean) ** 2, axis=(0, 1))
+        # a constant column differs from its mean by rounding
+        varies = variances > (_CONSTANT * jnp.max(jnp.abs(mean), axis=0)) ** 2
+        count = np.sum(~np.asarray(varies)) if concrete(varies) else "some"
+        D = self.dimension
+        allowed = f"columns that vary: inputs[..., inputs.reshape(-1, {D}).std(0) > 0]"
+        check(jnp.all(varies), "inputs", f"{count} of {D} columns that do not vary", allowed)
+        return self._in(Whitening(variances, None, mean=mean))
+
+    def _check_rows(self) -> None:
+        """Raise a ValueError for data whose coordinates cannot be changed."""
         allowed = "inputs without fixed directions"
         check(self.directions is None, "data", "inputs with directions", allowed)
         rows = self.model is None or self.model.design.has_rows
         check(rows, "data", "the teacher of a matrix model", "a teacher of rows W (P, D)")
-        whitening = whitening_of(inputs, covariance, tokens)
+
+    def _in(self, whitening: Whitening) -> Dataset:
+        """The data in other coordinates."""
         # fields W x/√D stay the same numbers, so that the labels do
         teacher = None if self.teacher is None else whitening.into(self.teacher)
         # in the new coordinates the link is link(z C^{1/2}), not that of this model
         model = self.model if whitening.tokens is None else None
-        return Dataset(whitening.whitened(inputs), self.labels, teacher, model, whitening=whitening)
+        inputs = whitening.whitened(self.stored_inputs)
+        whole = dataclasses.replace(whitening, before=self.whitening)
+        return Dataset(inputs, self.labels, teacher, model, whitening=whole)
 
     def unwhiten(self, weights: ArrayLike) -> Array:
-        """W' diag(s)^{-1/2} Uᵀ (P, D), before `whiten`; a ValueError for data never whitened."""
-        check(self.whitening is not None, "data", "inputs as they came", "those of data.whiten(..)")
+        """Return weights (P, D) of the inputs as they came, W' diag(s)^{-1/2} Uᵀ; a ValueError for
+        data that were neither whitened nor standardised."""
+        allowed = "those of data.whiten(..) or data.standardise()"
+        check(self.whitening is not None, "data", "inputs as they came", allowed)
         assert self.whitening is not None
         allowed = f"weights of shape (P, {self.dimension})"
         rows = validate.array("weights", weights, allowed, shape=(None, self.dimension))
@@ -419,38 +476,53 @@ class Dataset(eqx.Module):
 # Relative size of an eigenvalue below which rounding of `eigh`, 1e-16 times the largest one and
 # amplified by its inverse, exceeds 1e-6 of the whitened inputs.
 _SINGULAR = 1e-10
+# Standard deviation over mean of a column that counts as constant: rounding of float32 inputs
+_CONSTANT = 1e-6
 
 
 class Whitening(eqx.Module):
-    """How inputs were whitened: what maps weights and inputs there and back.
+    """How inputs were whitened or standardised: what maps weights and inputs there and back.
 
     Attributes:
-        variances: s (D,), the eigenvalues of Σ: the variances of iid weights in the new
-            coordinates, of which the mean is their second moment.
-        basis: U (D, D), the eigenvectors of Σ.
+        variances: s (D,), the eigenvalues of Σ, or the variances of the features: the variances of
+            iid weights in the new coordinates, of which the mean is their second moment.
+        basis: U (D, D), the eigenvectors of Σ; None: the features themselves.
         tokens: C (M, M); None: tokens were left as they were.
+        mean: What was subtracted, (M, D); None: nothing.
+        before: The change of coordinates before this one; None: there was none.
     """
 
     variances: Array
-    basis: Array
+    basis: Array | None
     tokens: Array | None = None
+    mean: Array | None = None
+    before: Whitening | None = None
 
     def whitened(self, inputs: Array) -> Array:
-        """x' = C^{-1/2} x U diag(s)^{-1/2} of inputs (N, M, D), in their precision."""
+        """Return x' = C^{-1/2} (x - x̄) U diag(s)^{-1/2} of inputs (N, M, D), in their precision."""
+        inputs = inputs if self.before is None else self.before.whitened(inputs)
         wide = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+        if self.mean is not None:
+            wide = wide - self.mean.astype(wide.dtype)
         if self.tokens is not None:
             wide = jnp.einsum("mk,nkd->nmd", _inverse_root(self.tokens).astype(wide.dtype), wide)
-        inverse = (self.basis / jnp.sqrt(self.variances)).astype(wide.dtype)
-        flat = jnp.matmul(wide, inverse, precision="highest")
+        root = jnp.sqrt(self.variances)
+        if self.basis is None:
+            flat = wide / root.astype(wide.dtype)
+        else:
+            flat = jnp.matmul(wide, (self.basis / root).astype(wide.dtype), precision="highest")
         return flat.astype(inputs.dtype)
 
     def into(self, weights: Array) -> Array:
-        """W' = W U diag(s)^{1/2} of weights (P, D)."""
-        return (weights @ self.basis) * jnp.sqrt(self.variances)
+        """Return W' = W U diag(s)^{1/2} of weights (P, D)."""
+        rotated = weights if self.basis is None else weights @ self.basis
+        return rotated * jnp.sqrt(self.variances)
 
     def back(self, weights: Array) -> Array:
-        """W = W' diag(s)^{-1/2} Uᵀ of weights (P, D) in whitened coordinates."""
-        return (weights / jnp.sqrt(self.variances)) @ self.basis.T
+        """Return W = W' diag(s)^{-1/2} Uᵀ of weights (P, D), in the coordinates as they came."""
+        scaled = weights / jnp.sqrt(self.variances)
+        rotated = scaled if self.basis is None else scaled @ self.basis.T
+        return rotated if self.before is None else self.before.back(rotated)
 
 
 def covariance_of(inputs: Array) -> Array:
@@ -520,9 +592,12 @@ class Moment(NamedTuple):
 
     Attributes:
         name: What it measures.
-        size: How large the departure is, relative to what message passing assumes.
-        z: How far it is from its mean for iid entries, in standard deviations.
-        p_value: Of iid entries: how likely they are so far from it.
+        size: How far the inputs are from iid entries, 0 where they are not; above 0.05 message
+            passing notices. It is: mean² over variance; |mean square - 1|; the relative variance of
+            the features' variances, of the tokens' square norms, and of the eigenvalues of the
+            features' correlations, beyond chance; the largest correlation of two tokens.
+        z: The same in standard deviations of the statistic of iid entries.
+        p_value: Probability that iid entries are so far from its mean.
         remedy: What to do where it fails.
     """
 
@@ -534,7 +609,7 @@ class Moment(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """True where it is beyond chance and large enough to matter."""
+        """True if it is beyond chance and large enough to matter."""
         return self.p_value < _RARE and self.size > _LARGE
 
 
@@ -550,10 +625,9 @@ class SecondMoments(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The statistics that fail, with their sizes and remedies; empty where none does."""
+        """The statistics that fail, with their sizes and remedies; empty if none does."""
         return "; ".join(
-            f"{moment.name} (size {moment.size:.2g}, z = {moment.z:.1f}: {moment.remedy})"
-            for moment in self.failing
+            f"{moment.name} (size {moment.size:.3f}: {moment.remedy})" for moment in self.failing
         )
 
     def __str__(self) -> str:
@@ -561,6 +635,9 @@ class SecondMoments(NamedTuple):
         for moment in self.moments:
             row = f"{moment.name:28}{moment.size:9.3f}{moment.z:9.1f}{moment.p_value:10.1e}"
             lines.append(row + ("  fails" if moment.fails else ""))
+        lines.append(
+            f"size: distance from iid entries (0: none). fails: size > {_LARGE:g} and p < {_RARE:g}"
+        )
         return "\n".join(lines)
 
 
@@ -581,7 +658,7 @@ def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> 
         x = x - np.mean(x, axis=0)
     square = float(np.mean(x**2))
     if square == 0.0:
-        nothing = Moment("variance of the entries", 1.0, -np.inf, 0.0, "inputs do not vary")
+        nothing = Moment("variance of the entries", 1.0, -np.inf, 0.0, "the inputs do not vary")
         return SecondMoments((nothing,))
     deviation = x**2 / square - 1.0
     # one token a sample: those of one sample may be correlated, and the rows must not be
@@ -589,8 +666,13 @@ def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> 
     moments = (
         means,
         _variance(square, deviation),
-        _groups("variances of the features", deviation, (0, 1), "whiten, or scale each"),
-        _groups("norms of the tokens", deviation, (2,), "divide each token by its norm"),
+        _groups("variances of the features", deviation, (0, 1), "data.standardise()"),
+        _groups(
+            "norms of the tokens",
+            deviation,
+            (2,),
+            "divide each by its norm over √D",
+        ),
         _correlations(rows, D),
         _tokens(np.swapaxes(x, 1, 2).reshape(-1, M)),
     )
@@ -650,7 +732,7 @@ def _two_sided(z: float) -> float:
 
 def _variance(square: float, deviation: np.ndarray) -> Moment:
     """Mean square of all entries: one."""
-    remedy = "divide the inputs by its root, or give the prior the second moment of the fields"
+    remedy = "data.standardise()"
     # of ±1 the mean square does not fluctuate, and single precision rounds it to 1e-7
     spread = max(np.sqrt(np.mean(deviation**2) / deviation.size), 1e-7)
     z = float((square - 1.0) / spread)
@@ -661,7 +743,7 @@ def _means(x: np.ndarray) -> Moment:
     """Σ of the squared means over samples of each entry (m, d)."""
     law = _of_random_signs(*(np.sum(x**power, axis=0) for power in (1, 2, 4)))
     size = (law.T - law.mean) / max(len(x) * law.mean, np.finfo(float).tiny)
-    return _moment("means", size, law, "subtract the means from the inputs")
+    return _moment("means", size, law, "data.standardise()")
 
 
 def _groups(name: str, deviation: np.ndarray, axes: tuple[int, ...], remedy: str) -> Moment:
@@ -686,9 +768,9 @@ def _correlations(rows: np.ndarray, dimension: int) -> Moment:
     law = _over_pairs(units)
     pairs = max(units.shape[1] * (units.shape[1] - 1), 1)
     size = 2.0 * abs(law.T - law.mean) * (dimension - 1) / pairs
-    remedy = "data.whiten(covariance)"
+    remedy = "data.whiten()"
     if law.mean > law.T:
-        remedy = "smaller than chance: whiten by a covariance from other samples, many more than D"
+        remedy = "smaller than chance: data.whiten(other_inputs), of many more samples than D"
     return _moment("correlations of the features", size, law, remedy)
 
 
@@ -697,5 +779,5 @@ def _tokens(columns: np.ndarray) -> Moment:
     covariance = columns.T @ columns
     roots = np.sqrt(np.maximum(np.diagonal(covariance), np.finfo(float).tiny))
     size = float(np.max(np.abs(np.tril(covariance / np.outer(roots, roots), -1))))
-    remedy = "data.whiten(covariance, tokens=C), and a link of z @ C^(1/2)"
+    remedy = "data.whiten(tokens=C), and a link of z @ C^(1/2)"
     return _moment("correlations of the tokens", size, _over_pairs(columns), remedy)

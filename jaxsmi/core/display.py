@@ -58,12 +58,14 @@ def number(value: ArrayLike, digits: int = 4) -> str:
 
 
 def format_estimate(value: ArrayLike, stderr: ArrayLike) -> str:
-    """A number and its error to two digits of the error; the number alone for an error of zero."""
+    """A number and its error to two digits of the error; the number alone where that is zero."""
     if not concrete((value, stderr)) or np.ndim(value) or np.ndim(stderr):
         return f"{number(value)} ± {number(stderr)}"
     error = float(np.asarray(stderr))
-    if error == 0.0:
+    if error == 0.0 or np.isnan(np.asarray(value)):
         return number(value, 6)
+    if np.isnan(error):
+        return f"{number(value, 6)} (no error bar)"
     if not np.isfinite(error) or not np.isfinite(value):
         return f"{number(value, 6)} ± {number(stderr, 2)}"
     # two digits of the error: the third is noise, as the error is known to some percent

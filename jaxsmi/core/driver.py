@@ -57,82 +57,92 @@ INACCURATE_SHARE = 0.01
 
 class Result(enum.IntEnum):
     """How a run ended, a code that passes through `jit` and `vmap`. `Result(code).remedy` says what
-    happened and what to try. From the mildest to the gravest.
+    happened and what to try, `Result(code).training` the same of descent. From the mildest to the
+    gravest.
 
     `RECOVERED` is a success, too: V falls geometrically to zero.
     """
 
     remedy: str
+    training: str  # the same of descent, which has steps and rates where others have fixed points
 
-    def __new__(cls, code: int, remedy: str) -> Result:
-        """A member with its message."""
+    def __new__(cls, code: int, remedy: str, training: str | None = None) -> Result:
+        """A member with its messages."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.remedy = remedy
+        member.training = remedy if training is None else training
         return member
 
     # The order is that of severity. Files store the numbers, so that these cannot be the order.
-    # One sentence for message passing, theory and training: where remedies differ it names both.
     RECOVERED = 1, "Perfect recovery: V falls geometrically to zero."
-    SUCCESS = 0, "Converged; in training: all steps were taken, or the run reached its target."
+    SUCCESS = 0, "Converged.", "All steps were taken, or the target was reached."
     INACCURATE = (
         6,
-        "The inner integral could not meet its tolerance within its node budget: raise the "
-        "channel's max_nodes, or loosen its tolerance.",
+        "Too many inner integrals missed their tolerance: raise the channel's max_nodes, or its "
+        "tolerance.",
     )
     MARGINAL = (
         7,
         "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where "
-        "derivatives are infinite; move α, or ask weak_recovery or staircase for the threshold.",
+        "derivatives are infinite. Move α; smi.weak_recovery and smi.staircase compute thresholds.",
     )
     UNSTABLE = (
         11,
-        "The fixed point is unstable. A run on data stands at a saddle: call it outside jit, where "
-        "it leaves the saddle, or take another start. A learner breaks replica symmetry, or its "
-        "proximal point jumps for a noticeable share of samples: take a larger ridge, or more "
-        "samples.",
+        "The fixed point is unstable. Message passing is at a saddle: run it outside jit, where it "
+        "leaves saddles, or from another start. A learner breaks replica symmetry, or its proximal "
+        "point jumps in too many samples: take a larger ridge, or more samples.",
     )
     AMBIGUOUS = (
         12,
-        "Ends from different starts disagree, and their free entropies do not tell them apart: "
-        "take more starts (start=('spectral', 1e-3, 1e-3)), more samples, or compare the ends on "
-        "held-out labels.",
+        "Runs from different starts end at different estimates, and their free entropies do not "
+        "tell which is right: take more starts (start=('spectral', 1e-3, 1e-3)) or more samples, "
+        "or compare the ends on held-out labels.",
+    )
+    INPUTS = (
+        13,
+        "The inputs are not of mean zero, variance one and without correlations, as message "
+        "passing assumes: run it on data.standardise(), or data.whiten() for correlated features; "
+        "print(data.second_moments()) shows what fails.",
     )
     NOTHING_LEARNED = (
         9,
-        "The run ended without learning: these labels say too little of the signal. Take more "
-        "samples, above smi.weak_recovery; in training also more steps, or another learning rate.",
+        "Nothing was learned: the labels say too little about the signal. Take more samples, "
+        "above the α of smi.weak_recovery.",
+        "Nothing was learned: take more steps, more samples, or another learning rate.",
     )
     REGRESSED = (
         10,
-        "GAMP ended with less overlap than its spectral start, and the start is returned: take "
+        "Message passing ended with less overlap than its spectral start, which is returned: take "
         "more samples, or a larger dimension.",
     )
     OVERCONFIDENT = (
         8,
-        "The labels are missed by more than the estimated variance allows (history['misfit']). "
-        "Take another key, more steps, damping, or a larger dimension.",
+        "The estimate misses the labels by more than its variance allows (history['misfit']): take "
+        "another key, more steps, damping, or a larger dimension.",
     )
     MAX_STEPS = (
         2,
-        "The step budget ran out before the tolerance or target was met: raise max_steps, or "
-        "loosen tolerance; close to a threshold convergence is slow.",
+        "The run did not converge within max_steps, so that theory gives no error bar (NaN): raise "
+        "max_steps, or loosen tolerance; close to a threshold convergence is slow.",
+        "The run took all its steps before it reached its target: take more steps.",
     )
     DIVERGED = (
         3,
         "The iteration diverged: try iteration=smi.Iteration(damping=0.3) or more damping, "
-        "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension; in training "
-        "a lower learning rate.",
+        "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension.",
+        "The run diverged: take a lower learning rate.",
     )
     NONFINITE = (
         4,
-        "A non-finite number appeared: check that inputs and labels are finite, that labels are "
-        "float64 and come from this model; try damping, or a lower learning rate.",
+        "A number became infinite or NaN: check that inputs and labels come from this model and "
+        "are float64; try damping.",
+        "A number became infinite or NaN: take a lower learning rate.",
     )
     INVALID = (
         5,
-        "An argument was outside its range (found inside a compiled function, so reported as NaN): "
-        "call the function outside jit to learn which.",
+        "An argument was out of its range, which inside jit shows as NaN only: call the function "
+        "outside jit, where the error names the argument.",
     )
 
 
@@ -146,14 +156,14 @@ def worst(codes: ArrayLike) -> Array:
     return jnp.asarray(_ORDER)[jnp.max(jnp.asarray(_RANKS)[jnp.asarray(codes)])]
 
 
-def message(results: ArrayLike) -> str:
-    """The message of a result code; of several, their counts and the message of the gravest."""
+def message(results: ArrayLike, training: bool = False) -> str:
+    """The message of a result code; of several, their counts and the message of the gravest.
+    `training`: of descent."""
     codes = np.ravel(np.asarray(results))
     # on the host, not by `worst`: a message must not start a computation
     gravest = Result(int(_ORDER[np.max(_RANKS[codes])]))
-    if codes.size == 1:
-        return gravest.remedy
-    return f"{counts(codes)}. {gravest.name}: {gravest.remedy}"
+    remedy = gravest.training if training else gravest.remedy
+    return remedy if codes.size == 1 else f"{counts(codes)}. {gravest.name}: {remedy}"
 
 
 def counts(results: ArrayLike) -> str:
@@ -287,7 +297,7 @@ class Solution(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return message(self.result)
+        return message(self.result, training=self.kind in ("train", "descent_theory"))
 
     @property
     def trajectory(self) -> dict[str, PyTree]:
@@ -299,16 +309,27 @@ class Solution(eqx.Module):
         return jax.tree.map(lambda value: np.asarray(value)[recorded], dict(self.history))
 
     @property
-    def cosine(self) -> np.ndarray:
-        """The last finite cosine of each index (P,), of a batch (runs, P), outside jit and vmap;
-        NaN without a teacher."""
-        if "cosine" not in self.history:  # theory has no teacher
-            return np.full(np.shape(self.overlap)[:-1], np.nan)
-        cosines = np.asarray(self.history["cosine"])
+    def cosine(self) -> Array:
+        """The cosine of each index with the teacher (P,), of a batch (runs, P): of a run the last
+        finite record; of theory M_pp/√(Q_pp ρ_pp), up to the symmetries of the model, √(Q/ρ) of
+        Bayes. NaN without a teacher, or with one of another number of indices."""
+        if "cosine" not in self.history:
+            return self._theory_cosine()
+        cosines = self.history["cosine"]
         # a run that broke ends in NaN: the last finite record is what it had learned
-        finite = np.isfinite(cosines)[..., ::-1, :]
-        last = cosines.shape[-2] - 1 - np.argmax(finite, axis=-2)
-        return np.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
+        finite = jnp.isfinite(cosines)[..., ::-1, :]
+        last = cosines.shape[-2] - 1 - jnp.argmax(finite, axis=-2)
+        return jnp.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
+
+    def _theory_cosine(self) -> Array:
+        # Bayes: M = Q, and Q + V is the second moment of the signal
+        return self._cosines(self.overlap, self.overlap + self.covariance)
+
+    def _cosines(self, M: Array, rho: Array) -> Array:
+        if self.model is None or M.shape != self.overlap.shape:
+            return missing_array(self.overlap.shape[:-1], self.overlap.dtype)
+        of_one = jnp.vectorize(self.model.metric.cosines, signature="(p,q),(p,q),(p,q)->(p)")
+        return of_one(M, self.overlap, rho)
 
     def __repr__(self) -> str:
         return safe_repr(self, self._text)
@@ -319,7 +340,8 @@ class Solution(eqx.Module):
         if concrete((self.result, self.steps)):
             title += f": {counts(self.result)} after {number(self.steps)} steps"
             remark = self.message
-        facts = [", ".join(f"{name} {text}" for name, text in self._numbers().items())]
+        numbers = [f"{k} {text}" for k, text in self._numbers().items() if text != "nan"]
+        facts = [", ".join(numbers)] * bool(numbers)
         # a table has one row an index, and a batch one table a run
         if np.ndim(self.overlap) != 2:
             facts.append(f"overlap {number(self.overlap)}, a batch")
@@ -327,8 +349,8 @@ class Solution(eqx.Module):
         P = np.shape(self.overlap)[0]
         overlaps = [format_estimate(self.overlap[p, p], self.stderr[p, p]) for p in range(P)]
         columns = [["", *index_names(self.model, P)], ["overlap", *overlaps]]
-        if "cosine" in self.history and concrete(self.history["cosine"]):
-            columns.append(["cosine", *map(number, self.cosine)])
+        if concrete(self.overlap) and bool(np.all(np.isfinite(cosine := self.cosine))):
+            columns.append(["cosine", *map(number, cosine)])
         return describe(title, facts, list(zip(*columns, strict=True)), remark)
 
     def _numbers(self) -> dict[str, str]:
@@ -396,6 +418,13 @@ class LearnerSolution(Solution):
     gradient_norm: Array | None = None
     spectrum: PyTree | None = None
     stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
+
+    def _theory_cosine(self) -> Array:
+        M = self.teacher_overlap
+        if M is None or self.model is None:
+            return missing_array(self.overlap.shape[:-1], self.overlap.dtype)
+        # the covariance of a learner is a response: ρ is that of the teacher's prior
+        return self._cosines(M, self.model.prior.second_moment(M.shape[-1]))
 
     def _numbers(self) -> dict[str, str]:
         names = ("error", "train_loss", "test_loss", "energy", "stability")

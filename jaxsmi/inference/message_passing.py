@@ -121,7 +121,8 @@ def gamp(
     `iteration=smi.Iteration(damping=0.0)`.
 
     Inputs are assumed to have iid entries of mean zero and variance one, of any law; a warning
-    names stored inputs that are far from that, with the remedy (`data.second_moments()`).
+    names stored inputs that are far from that, with the remedy (`data.standardise()`, and others:
+    `data.second_moments()`), and the code is INPUTS.
 
     Args:
         model: Any model with a posterior.
@@ -163,8 +164,9 @@ def gamp(
         disagree; their free entropies do not tell them apart, or none was reached twice),
         OVERCONFIDENT (the labels are missed by more than V allows), REGRESSED (a row ended with
         less overlap than its spectral estimate; weights, covariance and state are those of the
-        start). A diverged run keeps its history. After a spectral start of one index the prior of
-        `model` has the norm that the labels imply.
+        start), INPUTS (the inputs are not as assumed, however the run ended; a minimum of a risk
+        is one for any inputs). A diverged run keeps its history. After a spectral start of one
+        index the prior of `model` has the norm that the labels imply.
 
     Raises:
         ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels that the
@@ -194,7 +196,7 @@ def gamp(
     validate.optional(validate.flag, "progress", progress)
     start = start if isinstance(start, Start) else Start(weights=start)
     function, every = Record.of(record)
-    warn_of_inputs(model, data)
+    at_fault = warn_of_inputs(model, data)
     if isinstance(learner, Bayes):
         task = _bayes_task(model, learner)
     else:
@@ -226,11 +228,12 @@ def gamp(
         ends.append(_solve(solver, task, start, every, label, key))
         if default and len(ends) == 2 and _disagree(ends):
             rest = [*_FURTHER_SIZES]
-    return best_end(ends)
+    end = best_end(ends)
+    return _blame_inputs(end) if at_fault else end
 
 
-def warn_of_inputs(model: AbstractModel, data: Dataset) -> None:
-    """Warn of stored inputs that are not as message passing assumes.
+def warn_of_inputs(model: AbstractModel, data: Dataset) -> bool:
+    """Warn of stored inputs that are not as message passing assumes; return True if they are not.
 
     Where second moments of a part of them are beyond chance (p < 1e-8 for each of six statistics)
     and off by more than 5 %, the warning says which, and the remedy. On iid inputs of a symmetric
@@ -238,17 +241,28 @@ def warn_of_inputs(model: AbstractModel, data: Dataset) -> None:
     """
     # regenerated inputs are iid by construction, and inside jit there are no numbers to look at
     if data.regenerated or len(model.design.laws) < 2:
-        return
+        return False
     if not concrete(data.inputs) or not data.stored_inputs.is_fully_addressable:
-        return
+        return False
     message = data.second_moments(quick=True).message
     if message:
         warnings.warn(
-            "message passing assumes inputs of iid entries, mean zero, variance one; "
-            f"these fail: {message}. Overlaps may be wrong and the run may diverge. All "
-            "statistics: print(data.second_moments()).",
+            "message passing assumes inputs of iid entries of mean zero and variance one; these "
+            f"are not: {message}. The overlap may be wrong, or the run diverge. "
+            "print(data.second_moments(quick=True)) shows these numbers.",
             stacklevel=3,
         )
+    return bool(message)
+
+
+def _blame_inputs(end: Solution) -> Solution:
+    """The solution with the code INPUTS, unless it is the minimum of a risk, of which inputs are
+    no assumption."""
+    code = end.result
+    fine = code == Result.INVALID
+    if isinstance(end, LearnerSolution) and end.gradient_norm is not None:
+        fine = fine | (code == Result.SUCCESS) & jnp.isfinite(end.gradient_norm)
+    return dataclasses.replace(end, result=jnp.where(fine, code, int(Result.INPUTS)))
 
 
 # Prepare

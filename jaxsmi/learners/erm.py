@@ -28,7 +28,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels import proximal
-from jaxsmi.channels.base import Posterior
+from jaxsmi.channels.base import Posterior, check_outcomes
 from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import (
@@ -261,6 +261,12 @@ class Erm(AbstractIndexLearner):
                 loss, law, z, y, w, V, begin(z, y, w)
             )
         return _in_blocks(block, (teacher_fields, noise, omega))
+
+    def check_labels(self, labels: Array) -> None:
+        """Raise a ValueError for labels other than ±1 of a loss of margins."""
+        margins = (as_module(losses.logistic), as_module(losses.hinge))
+        if any(bool(eqx.tree_equal(self.loss, loss)) for loss in margins):
+            check_outcomes(labels, (1.0, -1.0), jnp.all(jnp.abs(labels) == 1.0))
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
         """Return ℓ(ŷ, y) of each sample."""

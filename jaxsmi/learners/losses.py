@@ -8,6 +8,7 @@ Equations here [theory: empirical-risk, section 1]:
     huber     Σ ½ r² up to |r| = δ, δ|r| - ½ δ² beyond,   r = y - ŷ
     quantile  Σ max(τ r, (τ - 1) r)
     cross entropy  log Σ_k exp ŷ_k - ŷ_y,   classes y
+    misclassification  1 if sign ŷ is not y, or argmax ŷ is not the class y, else 0
 
 Any JAX function (prediction, label) -> number does as well.
 """
@@ -22,7 +23,15 @@ from jaxtyping import Array
 
 from jaxsmi.core import validate
 
-__all__ = ["cross_entropy", "hinge", "huber", "logistic", "quantile", "squared"]
+__all__ = [
+    "cross_entropy",
+    "hinge",
+    "huber",
+    "logistic",
+    "misclassification",
+    "quantile",
+    "squared",
+]
 
 
 class Residual(eqx.Module):
@@ -189,6 +198,35 @@ def hinge(prediction: ArrayLike, label: ArrayLike) -> Array:
     """
     prediction, label = _numbers(prediction, label)
     return jnp.sum(jnp.maximum(0.0, 1.0 - label * prediction))
+
+
+def misclassification(prediction: ArrayLike, label: ArrayLike) -> Array:
+    """Return 1 for a prediction of the wrong sign, or the wrong class, else 0: what
+    `smi.generalization_error(.., loss=)` averages to the share of errors. It has no slope to learn
+    by.
+
+    Args:
+        prediction: ŷ of one sample, a score of which the sign counts (zero as +), or K scores of
+            classes of which the largest counts.
+        label: y of the same shape, of which the sign counts; or the class, from 0 to K - 1.
+
+    Returns:
+        A number.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxsmi as smi
+        >>> float(smi.losses.misclassification(jnp.array(-0.3), jnp.array(1.0)))
+        1.0
+
+    Source:
+        [AKLZ20].
+    """
+    prediction, label = _numbers(prediction, label)
+    if prediction.size == label.size:
+        wrong = jnp.any((prediction.ravel() >= 0.0) != (label.ravel() >= 0.0))
+    else:
+        wrong = jnp.argmax(prediction) != jnp.round(label.reshape(()))
+    return wrong.astype(prediction.dtype)
 
 
 def _numbers(prediction: ArrayLike, label: ArrayLike) -> tuple[Array, Array]:

@@ -228,7 +228,7 @@ class AbstractModel(eqx.Module):
         Args:
             solution: The solution of `gamp` or `train`, or an estimate itself: rows (P, D), or a
                 matrix (d, d) or (L, d). `bayes` needs the posterior of `gamp` or `spectral`.
-            inputs: New inputs (N, M, D).
+            inputs: New inputs (N, M, D), or (N, D) of one token.
             bayes: Average over the posterior, by 1024 samples of a Gaussian net, the same for all
                 inputs: exact for a linear link, to 3e-3 for a sign, to 1 or 2 % of the spread for
                 several fields. Default False.
@@ -266,6 +266,7 @@ class AbstractModel(eqx.Module):
         dtype = getattr(inputs, "dtype", None)
         real = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
         x = validate.array("inputs", inputs, allowed, dtype=dtype if real else None, empty=True)
+        x = x[:, None] if x.ndim == 2 else x
         check(x.ndim == 3 and x.shape[1:] == shape, "inputs", inputs, allowed)
         fields = self.design.operator(x).forward(signal)
         if not bayes:
@@ -439,7 +440,7 @@ def check_data(model: AbstractModel, data: Dataset, teacher: bool = True) -> Dat
     N, *row = data.labels.shape
     if tuple(row) == shape:
         return data
-    allowed = f"rows of shape {shape}" if shape else "one number a sample, shape (N,)"
+    allowed = f"rows of shape {shape}" if np.prod(shape) > 1 else "one number a sample, shape (N,)"
     squeezed = [n for n in row if n != 1] == [n for n in shape if n != 1]
     sizes = ", ".join(map(str, (N, *shape)))
     # one number a sample is one number, whether (N,) or (N, 1)

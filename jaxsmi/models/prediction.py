@@ -35,9 +35,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, missing, theory_dtype
+from jaxsmi.core.arrays import PyTree, as_module, missing, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
-from jaxsmi.core.driver import Estimate, Solution
+from jaxsmi.core.driver import Estimate, LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, Prediction, check_data, model_argument, title
@@ -57,6 +57,9 @@ _NODES = 600
 # than 2 % of their spread, of labels that jump in six fields, too
 _POINTS = 1024
 _BLOCK_SIZE = 2**20  # fields of a block of posterior samples: 8 MiB
+
+
+Loss = Callable[[Array, Array], Array]
 
 
 class TeacherOverlaps(NamedTuple):
@@ -86,6 +89,7 @@ def prediction_error(
     bayes: bool = False,
     points: int = 4096,
     nets: int = 8,
+    loss: Loss | None = None,
 ) -> Estimate:
     """Compute the prediction error at given overlaps (module docstring).
 
@@ -97,6 +101,7 @@ def prediction_error(
         bayes: The Bayes predictor instead of the plug-in predictor.
         points: Points of each net, a power of two.
         nets: Independent nets.
+        loss: ℓ(prediction, label) to average. Default: the squared distance.
 
     Returns:
         An `Estimate`, its standard error from the spread over the nets.
@@ -134,9 +139,14 @@ def prediction_error(
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + P_star :]))
     else:
         other = jax.vmap(jax.vmap(model.link))(omega)
-    estimate = mean_squared_gap(labels, other, bayes)
+    if loss is None:
+        estimate = mean_squared_gap(labels, other, bayes)
+    else:
+        per_net = jnp.mean(jax.vmap(jax.vmap(loss))(other, labels), axis=1)
+        estimate = Estimate(jnp.mean(per_net), standard_error(per_net))
     overlaps = (Q,) if teacher is None else (Q, teacher.teacher_overlap, rho)
-    return derivative_of_labels(estimate, (model, *overlaps), model.channel)
+    # a loss may jump, as that of a wrong sign does
+    return derivative_of_labels(estimate, (model, *overlaps), model.channel, loss is None)
 
 
 @eqx.filter_jit
@@ -180,11 +190,13 @@ def posterior_labels(
 Answer = TypeVar("Answer", bound=tuple[Array, Array])
 
 
-def derivative_of_labels(answer: Answer, parameters: PyTree, channel: AbstractChannel) -> Answer:
+def derivative_of_labels(
+    answer: Answer, parameters: PyTree, channel: AbstractChannel, smooth: bool = True
+) -> Answer:
     """Return the answer, with an error in place of its derivative in the parameters if sampled
-    labels jump."""
+    labels jump, or what is averaged of them is not `smooth`."""
     # finitely many labels jump, even if averages over them have derivatives
-    moves = (channel.outcomes is None) & channel.pathwise
+    moves = smooth & (channel.outcomes is None) & channel.pathwise
     return not_differentiable(answer, parameters, unless=moves)
 
 
@@ -208,6 +220,7 @@ def error_of_rows(
     key: PRNGKeyArray,
     bayes: bool = False,
     points: int = 2048,
+    loss: Loss | None = None,
 ) -> Estimate:
     """Compute the prediction error of an estimate (P, D) against the teacher of its data, on new
     Gaussian inputs and noiseless labels, at M, Q and ρ of the weights themselves; eight nets of
@@ -222,7 +235,8 @@ def error_of_rows(
         mean = Directions(data.directions, data.encoding).mean.T / jnp.sqrt(float(D))
         means = (W @ mean, teacher @ mean)
     known = TeacherOverlaps(W @ teacher.T / D, teacher @ teacher.T / D, data.model, means)
-    return prediction_error(model, W @ W.T / D, key=key, teacher=known, bayes=bayes, points=points)
+    settings: dict[str, Any] = {"bayes": bayes, "points": points, "loss": loss}
+    return prediction_error(model, W @ W.T / D, key=key, teacher=known, **settings)
 
 
 def generalization_error(
@@ -233,6 +247,7 @@ def generalization_error(
     key: PRNGKeyArray | None = None,
     predictor: str = "plug-in",
     points: int = 32768,
+    loss: Loss | None = None,
 ) -> Estimate:
     r"""Compute the prediction error on a new input at overlap Q, without label noise.
 
@@ -241,36 +256,46 @@ def generalization_error(
         plug-in: E ‖link(z) - link(ω)‖²;    bayes: E ‖link(z) - E[link(z)|ω]‖².
 
     For labels ±1 a wrong sign costs (1 + 1)² = 4: the plug-in error is four times the share of
-    wrong signs. For a run on data, with `data=`: z = Mᵀ Q⁻¹ ω + (ρ - Mᵀ Q⁻¹ M)^{1/2} η, at Q and
-    M = Ŵ W*ᵀ/D of its weights and ρ = W* W*ᵀ/D of its teacher, which at finite D is S only up to
-    √(2/D).
+    wrong signs, which `loss=smi.losses.misclassification` averages itself, of scores, too. For the
+    theory of a learner, and for a run on data, with `data=`:
+
+        z = Mᵀ Q⁻¹ ω + (ρ - Mᵀ Q⁻¹ M)^{1/2} η,   M = Ŵ W*ᵀ/D,  ρ = W* W*ᵀ/D
+
+    with ρ of the teacher itself, which at finite D is S only up to √(2/D).
 
     For matrix models: scores h = ω + √V GOE(T), ω ~ √q GOE(T); exact if there is a closed form
     (two tokens, linear output).
 
     Args:
-        model: Any model.
+        model: The model that predicts; it makes the labels, too, where `overlap` is a number or of
+            Bayes. (A learner's teacher is that of its solution.)
         overlap: Q (P, P), a number q (Q = q I; the q of a matrix), or a Solution; 0 ⪯ Q ⪯ S, the
-            prior's second moment, which a run at finite D may miss by chance: pass its `data`.
+            prior's second moment, which a run at finite D may miss by chance: pass its `data`. In
+            the theory of a learner Q may be of any size.
         data: Data of a run, with their teacher. Default None: theory at Q.
         key: A random key. Default None: for closed forms only.
         predictor: "plug-in" or "bayes".
         points: Number of links that are evaluated. Default 32768.
+        loss: ℓ(prediction, label) to average in place of the squared distance, of the plug-in
+            predictor of an index model: `smi.losses.misclassification`, or any function to one
+            number. Its average has no derivative here.
 
     Returns:
         An `Estimate` (value, stderr).
 
     Raises:
         ValueError: For a wrong shape or predictor, Q outside its range, or data without a teacher
-            or of another run.
+            or of another run; for a run of a learner without its data, and a loss or a learner of
+            matrices.
 
     Example:
         >>> import jax, jaxsmi as smi
         >>> key = jax.random.key(0)
         >>> round(float(smi.generalization_error(smi.links.linear(0.1), 0.75, key=key)), 3)
         0.25
-        >>> error = smi.generalization_error(smi.links.sign(), 0.75, key=key)
-        >>> round(float(error) / 4, 2)  # wrong signs: arccos(√q)/π
+        >>> share = smi.losses.misclassification
+        >>> error = smi.generalization_error(smi.links.sign(), 0.75, key=key, loss=share)
+        >>> round(float(error), 2)  # wrong signs: arccos(√q)/π
         0.17
 
     Cost:
@@ -285,6 +310,9 @@ def generalization_error(
     points = validate.count("points", points, at_least=16)
     key = validate.optional(validate.key, "key", key)
     data = validate.optional(validate.instance, "data", data, Dataset, "a Dataset with its teacher")
+    loss = None if loss is None else as_module(validate.function("loss", loss, _LOSS))
+    allowed = "None, or a loss of the plug-in predictor of an index model"
+    check(loss is None or (model.design.has_rows and not bayes), "loss", loss, allowed)
     solution = overlap if isinstance(overlap, Solution) else None
     allowed = "a number, Q (P, P), or a Solution"
     Q = solution.overlap if solution is not None else validate.array("overlap", overlap, allowed)
@@ -297,17 +325,46 @@ def generalization_error(
         check(weights.shape == shape, "overlap", weights, f"a run whose weights are {shape}")
         weights = jnp.where(validate.valid(model), weights, missing())
         key = validate.key("key", key)
-        size = power_of_two(points // 8)
-        return error_of_rows(model, weights, data, key=key, bayes=bayes, points=size)
+        return error_of_rows(
+            model, weights, data, key=key, bayes=bayes, points=power_of_two(points // 8), loss=loss
+        )
     allowed = f"None: {title(model)} and this overlap are compared at Q alone"
     check(data is None, "data", data, allowed)
+    settings: dict[str, Any] = {"bayes": bayes, "points": power_of_two(points // 8), "loss": loss}
+    if isinstance(solution, LearnerSolution):
+        known = _learner_overlaps(model, solution)
+        key = validate.key("key", key)
+        return prediction_error(model, Q, key=key, teacher=known, **settings)
     if Q.ndim == 0:
         Q = Q * jnp.eye(P)  # q, not a share of S
     # not strict: at Q = S the error is zero, a limit that plots include
     Q = validate.overlap("overlap", Q, model.prior.second_moment(P), strict=False)
     # a model whose traced parameters are out of range has no error
     Q = jnp.where(validate.valid(model), Q, missing())
+    if loss is not None:
+        return prediction_error(model, Q, key=validate.key("key", key), **settings)
     return model.metric.prediction_error(Q, bayes=bayes, key=key, points=points)
+
+
+_LOSS = "a function of the prediction and the label to one number"
+
+
+def _learner_overlaps(model: AbstractModel, solution: LearnerSolution) -> TeacherOverlaps:
+    """The teacher of a learner in theory."""
+    allowed = "the data of this run: its overlap does not determine its error"
+    check(solution.weights is None, "data", None, allowed)
+    allowed = "the theory of a learner of rows (of a matrix: solution.error, solution.test_loss)"
+    rows = model.design.has_rows and solution.teacher_overlap is not None
+    check(rows, "overlap", solution, allowed)
+    P, M, B = model.indices, solution.teacher_overlap, solution.direction_overlap
+    assert M is not None
+    check(M.shape[:-1] == (P,), "overlap", solution.overlap, f"that of {P} indices, one solution")
+    teacher = solution.model
+    means = None
+    if B is not None and B.size:  # fields have means along fixed directions
+        R = teacher.inputs.teacher_direction_overlap(teacher.indices)
+        means = (B @ teacher.inputs.encoding.T, R @ teacher.inputs.encoding.T)
+    return TeacherOverlaps(M, teacher.prior.second_moment(M.shape[-1]), teacher, means)
 
 
 def hardmax_error(q: Array, norm: Array, bayes: bool) -> Estimate:

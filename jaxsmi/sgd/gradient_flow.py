@@ -101,7 +101,7 @@ class Flow(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return driver.message(self.result)
+        return driver.message(self.result, training=True)
 
 
 def velocity(

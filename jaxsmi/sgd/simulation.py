@@ -215,7 +215,7 @@ class Simulation(eqx.Module):
     @property
     def message(self) -> str:
         """The outcome of the runs, and the remedies (outside jit and vmap)."""
-        return driver.message(self.result)
+        return driver.message(self.result, training=True)
 
 
 def simulate(

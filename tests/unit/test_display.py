@@ -71,7 +71,7 @@ def test_models_are_shown_as_their_constructors_with_all_numbers():
         (1.49271, 1.6e-4, "1.49271 ± 0.00016"),
         (12.3, 4.5, "12.3 ± 4.5"),
         (0.5, 0.0, "0.5"),
-        (0.5, np.nan, "0.5 ± nan"),
+        (0.5, np.nan, "0.5 (no error bar)"),
         (0.4056, 0.003, "0.4056 ± 0.0030"),
     ],
 )

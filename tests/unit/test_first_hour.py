@@ -1,0 +1,176 @@
+"""What a newcomer does in the first hour: own data, labels of other kinds, learners for classes,
+curves, files, copies."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsmi as smi
+
+KEY = jax.random.key(0)
+D = 200
+LOGISTIC = smi.Erm(smi.links.linear(), loss=smi.losses.logistic, ridge=0.1)
+
+
+@pytest.fixture(scope="module")
+def own():
+    """Inputs (N, D), a teacher (D,) and signs."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((3 * D, D)), rng.standard_normal(D)
+    return x, w, np.sign(x @ w)
+
+
+# Inputs --------------------------------------------------------------------------------------
+
+
+def test_inputs_of_one_token_may_be_a_matrix(own):
+    x, _, y = own
+    data = smi.Dataset(x, y)
+    assert data.inputs.shape == (3 * D, 1, D)
+    np.testing.assert_array_equal(data.inputs[:, 0], x)
+    model = smi.links.linear()
+    np.testing.assert_allclose(model.predict(x[:1], x)[:, 0], x @ x[0] / D**0.5)
+    with pytest.raises(ValueError, match=r"^inputs: got .*; allowed: .*of one token \(N, D\)\.$"):
+        smi.Dataset(x[:, 0], y)
+
+
+def test_standardised_columns_and_the_weights_of_them():
+    """Means and variances are exact; W' x'/√D is W (x - x̄)/√D, also after whitening, and maps
+    back."""
+    rng = np.random.default_rng(1)
+    x = 3.0 + rng.uniform(0.2, 9.0, 20) * rng.standard_normal((500, 2, 20))
+    W = rng.standard_normal((2, 20))
+    data = smi.Dataset(x, np.zeros(500), W)
+    standard = data.standardise()
+    np.testing.assert_allclose(np.mean(standard.inputs, 0), 0.0, atol=1e-12)
+    np.testing.assert_allclose(np.mean(standard.inputs**2, (0, 1)), 1.0, rtol=1e-12)
+    for there in (standard, standard.whiten(), standard.whiten(tokens=[[1.0, 0.3], [0.3, 1.0]])):
+        np.testing.assert_allclose(there.unwhiten(there.teacher), W, rtol=1e-9)
+        np.testing.assert_allclose(there.whitening.whitened(data.inputs), there.inputs, atol=1e-9)
+        if there.whitening.tokens is None:
+            fields = np.einsum("nmd,pd->nmp", there.inputs, there.teacher)
+            np.testing.assert_allclose(fields, (x - x.mean(0)) @ W.T, atol=1e-9)
+    assert smi.Dataset(x.astype(np.float32), np.zeros(500)).standardise().inputs.dtype == "float32"
+    x[..., 3] = 7.1
+    with pytest.raises(
+        ValueError, match=r"1 of 20 columns .*; allowed: columns that vary: inputs\["
+    ):
+        smi.Dataset(x, np.zeros(500)).standardise()
+    with pytest.raises(ValueError, match="that are not whitened yet"):
+        data.whiten().whiten()
+
+
+@pytest.mark.parametrize("fault", ["scale 1e-3", "scale 10", "shift"])
+def test_inputs_at_fault_are_named_by_the_code_with_the_remedy(own, fault):
+    x, w, y = own
+    faulty = {"scale 1e-3": 1e-3 * x, "scale 10": 10.0 * x, "shift": x + 0.5}[fault]
+    data, model = smi.Dataset(faulty, y), smi.links.sign()
+    with pytest.warns(UserWarning, match=r"data\.standardise\(\)") as caught:
+        run = smi.gamp(model, data, key=KEY)
+    # the numbers of the warning are those of the table that it names
+    for moment in (table := data.second_moments(quick=True)).failing:
+        assert f"{moment.name} (size {moment.size:.3f}: " in str(caught[0].message)
+        assert f"{moment.size:9.3f}" in str(table)
+    assert "size: distance" in str(table)
+    assert int(run.result) == smi.Result.INPUTS
+    assert not bool(run.converged)
+    assert "data.standardise()" in run.message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = smi.gamp(model, standard := data.standardise(), key=KEY)
+    assert run.message == "Converged."
+    found = standard.unwhiten(run.weights)[0]
+    assert np.corrcoef(found, w)[0, 1] > 0.88  # theory at α = 3: 0.92, ± 1/√D
+
+
+def test_a_minimum_of_a_risk_is_one_for_any_inputs(own):
+    x, w, y = own
+    learner, teacher = LOGISTIC, smi.links.sign()
+    data = smi.Dataset(1e-3 * x, y, w[None], teacher)
+    with pytest.warns(UserWarning, match="variance of the entries"):
+        run = smi.gamp(teacher, data, learner=learner, key=KEY)
+    assert bool(run.converged)
+    assert float(run.gradient_norm) < 1e-4
+
+
+# Labels --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (lambda y: y > 0, r"labels: .*; allowed: \+1 and -1: take 2 \* labels - 1\."),
+        (lambda y: (y > 0).tolist(), r"labels: .*; allowed: \+1 and -1: take 2 \* labels - 1\."),
+        (lambda y: 1 * (y > 0), r"labels: .*; allowed: \+1 and -1: take 2 \* labels - 1\."),
+        (lambda y: 3.0 * y, r"labels: .*; allowed: \+1 and -1\."),
+        (lambda y: 1.0, r"labels: got 1\.0; allowed: one label for each of the 600 inputs: .*"),
+        (lambda y: y[1:], r"labels: .*\(599,\).*; allowed: one label for each of the 600 inputs.*"),
+        (lambda y: np.where(y > 0, np.nan, y), r"labels: .* not finite; allowed: .*finite.*"),
+        (lambda y: np.stack([y, y], 1), r"data\.labels: .*; allowed: one number a sample.*"),
+    ],
+)
+def test_labels_of_another_kind_are_answered_in_a_sentence(own, labels, message):
+    x, _, y = own
+    flipped = smi.links.sign_committee(3, flip=0.1)
+    for model, learner in ((smi.links.sign(), None), (smi.links.sign(), LOGISTIC), (flipped, None)):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            smi.gamp(model, smi.Dataset(x, labels(y)), key=KEY, learner=learner)
+    signs = smi.Dataset(x, 2 * (y > 0) - 1)
+    np.testing.assert_array_equal(signs.labels, y)
+
+
+# Learners of classes -------------------------------------------------------------------------
+
+
+def test_the_share_of_errors_of_a_logistic_learner_is_an_angle():
+    """arccos(cosine)/π, the angle between teacher and student over π, in theory and of a run."""
+    teacher, share = smi.links.sign(), smi.losses.misclassification
+    learner = LOGISTIC
+    theory = smi.state_evolution(
+        teacher, 2.0, key=KEY, learner=learner, averages=smi.Averages(4096)
+    )
+    M, Q = float(theory.teacher_overlap[0, 0]), float(theory.overlap[0, 0])
+    np.testing.assert_allclose(theory.cosine, [M / Q**0.5], rtol=1e-12)
+    assert Q > 4.0  # of a scale of its own, as S = 1
+    exact = np.arccos(theory.cosine[0]) / np.pi
+    for student in (teacher, smi.links.linear()):
+        error = smi.generalization_error(student, theory, key=KEY, loss=share)
+        assert abs(error.value - exact) < 4 * error.stderr < 0.002
+    # the squared distance of signs is four times that, and the logistic loss the test loss
+    error = smi.generalization_error(teacher, theory, key=KEY)
+    assert abs(error.value - 4 * exact) < 4 * error.stderr
+    error = smi.generalization_error(smi.links.linear(), theory, key=KEY, loss=smi.losses.logistic)
+    assert abs(error.value - theory.test_loss) < 4 * error.stderr
+    data = teacher.sample(KEY, dimension=D, alpha=3.0)
+    run = smi.gamp(teacher, data, key=KEY, learner=learner)
+    error = smi.generalization_error(teacher, run, data=data, key=KEY, loss=share)
+    assert abs(error.value - np.arccos(run.cosine[0]) / np.pi) < 4 * error.stderr
+    with pytest.raises(ValueError, match="data: got None; allowed: the data of this run"):
+        smi.generalization_error(teacher, run, key=KEY)
+    assert isinstance(run.cosine, jax.Array)
+    assert isinstance(theory.cosine, jax.Array)
+
+
+def test_classes_are_wrong_by_the_largest_score():
+    share = smi.losses.misclassification
+    scores = jnp.array([0.1, 2.0, -1.0])
+    assert [float(share(scores, jnp.array(float(k)))) for k in range(3)] == [1.0, 0.0, 1.0]
+    assert float(share(jnp.array([2.0]), jnp.array(1.0))) == 0.0
+
+
+def test_the_cosine_of_theory_is_the_root_of_its_overlap():
+    model, few = smi.links.linear(0.5), smi.Averages(64)
+    cosine = lambda a: smi.state_evolution(model, a, key=KEY, averages=few).cosine
+    np.testing.assert_allclose(jax.vmap(cosine)(jnp.array([1.0]))[0, 0] ** 2, 0.5, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_cosine_of_a_learned_matrix():
+    attention = smi.AttentionIndexed(2, 0.5, "linear")
+    theory = smi.state_evolution(attention, 0.5, learner=smi.MatrixErm(ridge=0.1))
+    M, Q = theory.teacher_overlap[0, 0], theory.overlap[0, 0]
+    # the error is ρ - 2M + Q
+    np.testing.assert_allclose(theory.cosine[0], M / jnp.sqrt(Q * (theory.error + 2 * M - Q)))
