@@ -8,6 +8,7 @@ from .descent import baselines
 from .descent.analysis import averaged, learned_at
 from .descent.options import Gradient, Monitor, Stream
 from .descent.training import train
+from .inference.curve import Curve, curve
 from .inference.evolution import free_entropy, noiseless_limit, state_evolution
 from .inference.learner_search import global_minimum, search_learner
 from .inference.message_passing import gamp
@@ -31,6 +32,7 @@ from .thresholds.stairs import staircase
 from .thresholds.transitions import first_order, recovery_threshold
 from .thresholds.weak import weak_recovery
 from .workbench.order import learning_order
+from .workbench.storage import load, save
 from .workbench.sweeps import sweep
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Averages",
     "Bayes",
     "Bilinear",
+    "Curve",
     "Dataset",
     "DeepAttention",
     "Erm",
@@ -58,6 +61,7 @@ __all__ = [
     "align",
     "averaged",
     "baselines",
+    "curve",
     "descent_theory",
     "first_order",
     "free_entropy",
@@ -67,11 +71,13 @@ __all__ = [
     "learned_at",
     "learning_order",
     "links",
+    "load",
     "losses",
     "models",
     "noiseless_limit",
     "priors",
     "recovery_threshold",
+    "save",
     "search_learner",
     "search_threshold",
     "setup",

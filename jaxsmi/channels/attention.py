@@ -85,13 +85,13 @@ class AbstractAttentionChannel(AbstractChannel):
             "inverted)"
         )
         check(labels.dtype == jnp.float64, "labels", labels.dtype.name, allowed)
-        allowed = "strictly positive attention weights (none underflowed to zero)"
+        allowed = "positive attention weights (softmax weights must not underflow to zero)"
         xp = array_module(labels)
         y = xp.asarray(labels)
         check(xp.all(y > 0.0), "labels", labels, allowed)
         # a softmax of float64 sums to one within 1e-15; 1e-8 detects converted float32
         gap = xp.abs(xp.sum(y, -1) - 1.0)
-        check(xp.all(gap < 1e-8), "labels", labels, "rows of y that sum to one")
+        check(xp.all(gap < 1e-8), "labels", labels, "rows that sum to one")
 
     def observe(self, fields: Array, noise: Array) -> Array:
         """Return h_L itself, or the part that the label shows for two tokens in a plane: exact even

@@ -267,7 +267,9 @@ class AbstractLabels(eqx.Module):
         """Return the same link with Gaussian label noise of these variances (K,), for the limit of
         vanishing noise; raise a ValueError if there is no such limit."""
         del noises
-        raise ValueError("noises: got some for a channel with a posterior; allowed: None.")
+        raise ValueError(
+            "noises: got noises for a channel that already has a posterior; allowed: None."
+        )
 
     @property
     def constraints(self) -> int | Array | None:

@@ -313,7 +313,7 @@ class NoInference(AbstractChannel):
         """Return the same link with label noise, integrated numerically; raise a ValueError for
         links that jump."""
         if self.budget is None:
-            raise ValueError(f"noises: got some for {self.name}; allowed: None. {self.remedy}.")
+            raise ValueError(f"noises: got noises for {self.name}; allowed: None. {self.remedy}.")
         allowed = f"None for {self.name}: its labels jump, and have no limit to extrapolate"
         # the posterior of a jump has no expansion in small noise
         check(self.pathwise, "noises", noises, allowed)

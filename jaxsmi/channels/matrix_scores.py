@@ -226,10 +226,10 @@ class SoftmaxScores(AbstractScores):
 
     def check_labels(self, labels: Array) -> None:
         """Check that rows are positive numbers of sum one; warn if they are float32."""
-        allowed = "positive numbers (no softmax that has underflowed to zero)"
+        allowed = "positive numbers (softmax weights must not underflow to zero)"
         check(jnp.all(labels > 0.0), "labels", labels, allowed)
         gap = jnp.max(jnp.abs(jnp.sum(labels, axis=-1) - 1.0))
-        check(gap <= 1e-4, "labels", labels, "rows of sum one")
+        check(gap <= 1e-4, "labels", labels, "rows that sum to one")
         # logarithms of small probabilities amplify rounding
         if labels.dtype != jnp.float64:
             message = "softmax labels in float32 give scores with errors of about 1e-7/beta."
@@ -291,7 +291,7 @@ class HardmaxScores(AbstractScores):
         """Check that rows have a single one."""
         binary = jnp.all((labels == 0.0) | (labels == 1.0))
         ones = binary & jnp.all(jnp.sum(labels, axis=-1) == 1.0)
-        check(ones, "labels", labels, "rows of zeros with a single one")
+        check(ones, "labels", labels, "rows with one entry 1 and zeros")
 
     def statistic(self, labels: Array) -> Array:
         """Return s (.., 2), 1 where a token points at itself, else -1."""

@@ -45,7 +45,7 @@ else:
 Tree = TypeVar("Tree")
 
 _SINGLE = (
-    "channels and fixed points are meant for float64, which is off. Call smi.setup() at the start "
+    "channels and fixed points need float64, which is off. Call smi.setup() at the start "
     "of the program; until then errors below about 1e-3 are not reached, and reported errors are "
     "floored there."
 )

@@ -207,7 +207,7 @@ class Dataset(eqx.Module):
         )
         # one without the other has no meaning: the mean of the inputs is their product
         both = (directions is None) == (encoding is None)
-        check(both, "directions", directions, "U and E: directions= and encoding=")
+        check(both, "directions", directions, "both directions= and encoding=, or neither")
 
     def __repr__(self) -> str:
         return safe_repr(self, self._text)

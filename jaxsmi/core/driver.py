@@ -373,7 +373,7 @@ class Solution(eqx.Module):
         allowed = "one solution, such as jax.tree.map(lambda leaf: leaf[0], batch)"
         check(single, "solution", f"a batch of shape {np.shape(self.alpha)}", allowed)
         check("step" in self.history, "solution", "one without a history", "one with a history")
-        draw = _workbench("plotting").overlap_against_iteration
+        draw = load_workbench("plotting").overlap_against_iteration
         if self.kind == "state_evolution":
             return draw(theory=self, ax=ax)
         # without a teacher there is no cosine, and Q is what a run knows of itself
@@ -383,10 +383,10 @@ class Solution(eqx.Module):
     def to_xarray(self, **attributes: object) -> xarray.Dataset:
         """Convert to an xarray.Dataset with provenance; keyword arguments are added to its
         attributes. Needs the extra `data`."""
-        return _workbench("storage").to_xarray(self, **attributes)
+        return load_workbench("storage").to_xarray(self, **attributes)
 
 
-def _workbench(module: str) -> Any:
+def load_workbench(module: str) -> Any:
     """A module of jaxsmi.workbench, loaded on first use: matplotlib and xarray are optional, and
     the workbench is above this package."""
     return importlib.import_module(f"jaxsmi.workbench.{module}")
@@ -478,6 +478,22 @@ class Threshold(eqx.Module):
             remark = f"Something is learned at any α > 0. {remark}".rstrip()
         title += f": {Result(int(self.result)).name}"
         return describe(title, (), [["", "learned there", "overlap below"], *rows], remark)
+
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
+        """Draw a dotted line at α_c, and a band of its 95 % interval, into axes over α.
+
+        Args:
+            ax: Axes to draw in, such as those of `smi.curve(..).plot()`. Default None: new ones.
+            label: Of the line, in a legend. Default None: none.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: For a batch of thresholds.
+            ImportError: Without matplotlib, with the remedy.
+        """
+        return load_workbench("plotting").threshold(self, ax, label)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""

@@ -92,11 +92,13 @@ def valid(tree: PyTree) -> Array:
     return sound
 
 
-def number(name: str, value: Any, interval: Interval = FINITE) -> Array:
+def number(
+    name: str, value: Any, interval: Interval = FINITE, many: str = "jax.vmap for many"
+) -> Array:
     """One real number of an interval, in the theory's precision; NaN where it is traced and lies
-    outside."""
+    outside. `many`: what takes several."""
     x = _real_array(name, value, interval.allowed, theory_dtype())
-    several = "" if x.ndim == 0 else " (jax.vmap for many)"
+    several = "" if x.ndim == 0 else f" ({many})"
     check(x.ndim == 0, name, value, interval.allowed + several)
     return _within(x, name, value, interval, interval.allowed)
 

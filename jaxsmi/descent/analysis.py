@@ -164,7 +164,7 @@ def averaged(fit: Solution, teacher: ArrayLike) -> Averaged:
     # one lost run would spoil the mean of all
     failed = np.isin(np.asarray(fit.result), (Result.NONFINITE, Result.DIVERGED))
     shown = f"{failed.sum()} of {K} runs with code NONFINITE or DIVERGED"
-    check(not failed.any(), "fit", shown, "runs that stayed finite")
+    check(not failed.any(), "fit", shown, "runs whose weights stay finite")
     errors = jax.vmap(lambda S: model.metric.estimation_error(S, truth))(matrices)
     mean, single = jnp.mean(matrices, axis=0), jnp.mean(errors)
     error = model.metric.estimation_error(mean, truth)

@@ -192,18 +192,18 @@ def minimum_nuclear_norm(
     tolerance = validate.number("tolerance", tolerance, POSITIVE)
     max_steps = validate.count("max_steps", max_steps)
     check(not model.symmetric, "model", "a symmetric Bilinear", "a rectangular Bilinear")
-    allowed = "a model without noise: all labels are reproduced"
+    allowed = "a model without label noise: the estimate reproduces all labels"
     check(model.noise == 0.0, "model", "label noise", allowed)
     data = check_data(model, data)
     inputs = data.stored().stored_inputs
     rows = inputs.reshape(data.samples, -1).astype(theory_dtype())
     entries = rows.shape[1]
-    allowed = f"at most {entries}: no more equations than entries"
+    allowed = f"at most {entries}, the number of entries of S"
     check(data.samples <= entries, "data", f"{data.samples} samples", allowed)
     basis, triangle = jnp.linalg.qr(rows.T)
     pivots = jnp.abs(jnp.diagonal(triangle))
     independent = jnp.min(pivots) > _MIN_PIVOT * jnp.max(pivots)
-    allowed = "independent ones: drop the others"
+    allowed = "linearly independent samples: drop the others"
     check(independent, "data.inputs", "linearly dependent samples", allowed)
     labels = data.labels.astype(theory_dtype()) * np.sqrt(entries)
     fixed = jax.scipy.linalg.solve_triangular(triangle.T, labels, lower=True)

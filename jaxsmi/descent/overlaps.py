@@ -69,6 +69,6 @@ def overlaps_of_weights(
     rest = jnp.linalg.eigvalsh(symmetric((Q - Y @ Y.T) * blocks))[0]
     definite = rest >= -_ROUNDING * (1.0 + jnp.max(jnp.abs(Q)))
     shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
-    usual = "Q - M ρ⁺ Mᵀ positive semi-definite: overlaps that some weights have"
+    usual = "Q - M ρ⁺ Mᵀ positive semi-definite (else no weights have these overlaps)"
     check(definite, "(M, Q)", shown, allowed or usual)
     return nan_without(M, inside & definite), nan_without(Q, inside & definite)

@@ -225,10 +225,14 @@ def initial_state(
         for condition, value, allowed in (
             (start.weights.shape[-2:] == shape, start.weights, f"a state with weights {shape}"),
             (start.weights.dtype == dtype, start.weights.dtype.name, f"weights in {dtype.name}"),
-            (runs in (None, batch), shown, "one key (it is not used), or as many as runs"),
-            (same, "the memory of another optimiser", "one of this optimiser"),
+            (runs in (None, batch), shown, "one key, or one for each run"),
+            (same, "the memory of another optimiser", "the memory of this optimiser"),
             # the loop counts for all runs
-            (together, start.step, "runs at one step (continue each run by itself)"),
+            (
+                together,
+                start.step,
+                "runs that are all at the same step (or continue each run by itself)",
+            ),
         ):
             check(condition, "start", value, allowed)
         return start
@@ -261,7 +265,9 @@ def _at_overlaps(
     orthogonal to them."""
     teacher, D = data.teacher, data.dimension
     if teacher is None:
-        raise ValueError("start: got overlaps (M, Q); allowed: beside data that have a teacher.")
+        raise ValueError(
+            "start: got overlaps (M, Q) and data without a teacher; allowed: data with a teacher."
+        )
     fixed = teacher.astype(theory_dtype())
     if data.directions is not None:
         fixed = jnp.concatenate([fixed, data.directions.astype(fixed.dtype)])
@@ -312,13 +318,13 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
         gradient = _gradient(model, loss, start(1), start(2), shape)
         flat = np.all(np.asarray(gradient) == 0.0, axis=1)
     allowed = (
-        "a link with a gradient (signs and hardmax have none: train another, such as a softmax "
-        "student, on their data)"
+        "a link with a gradient (signs and hardmax have none: train another student, such as "
+        "softmax, on their data)"
     )
     check(not flat.all(), "model", "a link whose gradient is zero", allowed)
     if flat.any():
         rows = np.flatnonzero(flat).tolist()
-        message = f"jaxsmi: rows {rows} of the weights have no gradient: they stay as they are."
+        message = f"jaxsmi: rows {rows} of the weights have no gradient and do not move."
         warnings.warn(message, stacklevel=3)  # 3: the caller of smi.train
 
 
@@ -334,7 +340,7 @@ def check_settings(
         monitor = dataclasses.replace(monitor, test=test)
         allowed = f"inputs of dimension {data.dimension}"
         check(test.dimension == data.dimension, "test", test.inputs, allowed)
-    allowed = "None without a test set or a teacher: nothing to watch"
+    allowed = "None for data without a test set or a teacher"
     watched = monitor.patience is None or test is not None or teacher is not None
     check(watched, "patience", monitor.patience, allowed)
     if monitor.target is not None:
@@ -346,7 +352,12 @@ def check_settings(
     if isinstance(data, Stream):
         check(isinstance(size, int), "batch_size", size, "an integer >= 1 for a Stream")
         order = gradient.order
-        check(order == "shuffled", "order", order, "'shuffled' for a Stream: its samples are fresh")
+        check(
+            order == "shuffled",
+            "order",
+            order,
+            "'shuffled' for a Stream, which draws new samples at each step",
+        )
         sample = jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1)))
         check_data(model, sample, teacher=False)
         return data, monitor
@@ -355,6 +366,6 @@ def check_settings(
     stored = not data.regenerated and data.inputs.dtype != jnp.bfloat16
     allowed = "stored float32 or float64; or a Stream"
     check(stored, "data.inputs", "inputs that are not stored, or bfloat16", allowed)
-    allowed = f"at most {data.samples}, the samples that there are; None: all of them"
+    allowed = f"at most {data.samples}, the number of samples, or None for all"
     check(size is None or size <= data.samples, "batch_size", size, allowed)
     return data, monitor

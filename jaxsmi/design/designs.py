@@ -704,7 +704,10 @@ class RectangularDesign(AbstractDesign):
             if abs(rounded / exact - 1.0) > 0.01
         ]
         if moved:
-            warnings.warn(f"rounded at dimension {d}: {', '.join(moved)}.", stacklevel=4)
+            warnings.warn(
+                f"at dimension {d} these ratios are rounded by more than 1 %: {', '.join(moved)}.",
+                stacklevel=4,
+            )
 
 
 class RectangularOperator(AbstractOperator):

@@ -135,7 +135,7 @@ def state_evolution(
     """
     bayes = learner is None or isinstance(learner, Bayes)
     model = model_argument(model, "inference" if bayes else None)
-    alpha = validate.number("alpha", alpha, POSITIVE)
+    alpha = validate.number("alpha", alpha, POSITIVE, "for several: smi.curve(model, alphas)")
     key = validate.optional(validate.key, "key", key)
     start = as_start(start)
     validate_settings(averages, iteration, progress)
@@ -145,7 +145,12 @@ def state_evolution(
         closed_form = model.channel.closed_form
         kind = PrecisionMap if closed_form else OverlapMap
         unused = iteration.tolerance is None or not closed_form
-        check(unused, "tolerance", iteration.tolerance, "None: a root")
+        check(
+            unused,
+            "tolerance",
+            iteration.tolerance,
+            "None: the overlap is a root, without an iteration",
+        )
     else:
         closed_form = learner.closed_form(model)
         kind = MatrixLearnerMap if learner.matrix else LearnerMap
@@ -158,7 +163,7 @@ def state_evolution(
     return solve(problem, iteration, progress)
 
 
-_NO_POINTS = "for a matrix model, whose averages need no random points"
+_NO_POINTS = "averages, as those of a matrix model need no random points"
 
 
 def solve(
@@ -184,7 +189,12 @@ def validate_settings(averages: object, iteration: object, progress: object) -> 
 def as_start(start: ArrayLike | Start | None) -> Start:
     """A start as the record: an overlap stands for `Start(overlap)`."""
     if isinstance(start, Start):
-        check(start.weights is None, "start.weights", start.weights, "None in theory: an overlap")
+        check(
+            start.weights is None,
+            "start.weights",
+            start.weights,
+            "None: theory starts from an overlap",
+        )
         return start
     allowed = "an overlap (a number or (P, P)), or smi.Start(..)"
     overlap = validate.optional(validate.array, "start", start, allowed)
@@ -250,7 +260,7 @@ def noiseless_limit(
     steps = ladder("noises", noises)
     key = validate.key("key", key)
     start = as_start(start)
-    check(model.design.has_rows, "noises", f"some for {title(model)}", "None for this model")
+    check(model.design.has_rows, "noises", f"noises for {title(model)}", "None for this model")
     solutions: list[Solution] = []
     nets: list[Array] = []
     for channel in model.channel.noisy(steps):

@@ -109,7 +109,7 @@ def global_minimum(
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
     validate_settings(averages, iteration, progress)
-    allowed = f"words of {_NAMES}, or solutions of state_evolution with a learner"
+    allowed = f"names among {_NAMES}, or solutions of state_evolution with a learner"
     starts = validate.sequence("starts", starts, allowed)
     for start in starts:
         known = isinstance(start, LearnerSolution) or start in _NAMES

@@ -301,7 +301,7 @@ def _solver(
 
 
 def _default_starts(task: Task, start: Start, data: Dataset) -> tuple[Any, ...]:
-    """One start where labels say something of W at first order, else two: a spectral and a random
+    """One start if E[z|y] is not zero, else two: a spectral and a random
     one, or for a matrix two random ones."""
     if task.risk is not None:
         return (_LEARNER_SIZE,)
@@ -408,7 +408,7 @@ def _estimate(
     # zero is a fixed point of even labels, unless side information adds to it
     valid = jnp.any(value != 0.0) | (side is not None)
     valid = valid & (whole | jnp.all(value >= 0.0))
-    check(valid, "start", value, "a positive number, or a signal that is not zero")
+    check(valid, "start", value, "a number > 0, or weights that are not all zero")
     value = jnp.where(valid, value, jnp.nan)
     size = jnp.zeros((), value.dtype) if whole else value
     if side is None:
@@ -464,7 +464,7 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     observations = Observations.of(with_estimated_norm(model, data, None), data)
     s = jnp.asarray(REGULARISATION, theory_dtype())
     start = spectral_start(observations, keys[1], s)
-    allowed = "a positive number where labels say something of W at first order"
+    allowed = "a positive number, as E[z|y] is not zero for these labels"
     check(~start.has_linear_signal, "start", "spectral", allowed)
     size = jnp.where(start.has_linear_signal | ~centred, jnp.nan, _TINY)
     state = _noisy(start.state, keys[0], size)

@@ -100,7 +100,7 @@ def spectral(
     regularisation s < 1. `gamp` starts from it.
 
     Args:
-        model: A model of indices, whose labels say nothing of W at first order (E[z|y] = 0).
+        model: A model of indices, whose labels have E[z|y] = 0.
         data: N samples, inputs stored or regenerated, on one device or sharded.
         key: Random key of the eigensolver's start, and of channels that sample. Required.
         regularisation: s in (0, 1); nearer to one the vector is better and harder to find. Default
@@ -156,7 +156,7 @@ def spectral(
     check(centred, "model", model.prior, CENTRED)
     observations = Observations.of(with_estimated_norm(model, data, estimate_norm), data)
     start = spectral_start(observations, key, s)
-    allowed = "one whose labels say nothing of W at first order: gamp needs no spectral start"
+    allowed = "one with E[z|y] = 0 (for others gamp needs no spectral start)"
     check(~start.has_linear_signal, "model", title(model), allowed)
     valid = centred & ~start.has_linear_signal & validate.valid(s) & validate.valid(model)
     return _solution(observations, start, key, valid)
@@ -469,7 +469,7 @@ def with_estimated_norm(model: AbstractModel, data: Dataset, wanted: bool | None
     # Gaussian rows without a covariance of their own: who gives one, knows the norm
     usual = model.indices == 1 and model.prior.traits.wishart and not jax.tree.leaves(model.prior)
     wanted = usual if wanted is None else wanted
-    allowed = "False: it is estimated of one index with the default Gaussian prior"
+    allowed = "False: the norm is estimated only for one index with the default Gaussian prior"
     check(usual or not wanted, "estimate_norm", wanted, allowed)
     if not wanted:
         return model

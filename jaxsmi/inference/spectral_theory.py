@@ -162,7 +162,7 @@ def spectral_overlap(
     run goes on from there. Directions that are learned only after others stay at zero.
 
     Args:
-        model: A model of indices, whose labels say nothing of W at first order (E[z|y] = 0).
+        model: A model of indices, whose labels have E[z|y] = 0.
         alpha: Sample complexity N/D, a number > 0.
         key: Random key of the labels. Required.
         averages: `smi.Averages(points, nets)`: labels in all nets, and independent nets, whose
@@ -200,9 +200,7 @@ def spectral_overlap(
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)
     estimate, not_linear = _overlap(model, alpha, key, power_of_two(max(points, 2)), nets)
-    allowed = (
-        "one whose labels say nothing of W at first order: message passing needs no other start"
-    )
+    allowed = "one with E[z|y] = 0 (for others message passing needs no spectral start)"
     check(not_linear, "model", title(model), allowed)
     valid = centred & not_linear & validate.valid(alpha) & validate.valid(model)
     return jax.tree.map(lambda x: jnp.where(valid, x, missing()), estimate)

@@ -1,7 +1,7 @@
 """Learners other than the Bayes-optimal one.
 
 base: the interfaces, and the responders of message passing. erm: the risk R(W) with a ridge.
-mismatched: the posterior mean of another model. losses: ready-made losses.
+mismatched: the posterior mean of another model. losses: losses by name.
 The proximal point is in channels/proximal.py, state evolution in inference/learner_map.py
 [theory: empirical-risk, Eqs. (1) to (15)]. matrix_erm: the risk of one matrix, with a nuclear norm;
 its theory is in inference/matrix_map.py [theory: empirical-risk, Eqs. (24) to (31)].

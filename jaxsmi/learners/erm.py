@@ -192,7 +192,7 @@ class Erm(AbstractIndexLearner):
         """
         validate.instance("data", data, Dataset, "a smi.Dataset")
         network = self.student if self.student is not None else data.model
-        allowed = "a student, or data that know the model that made them"
+        allowed = "a student, or data with their model (of model.sample)"
         known = validate.instance("student", network, IndexModel, allowed)
         W = validate.array("weights", weights, "weights (P, D)")
         check(W.ndim == 2, "weights", W, "weights (P, D)")
@@ -207,11 +207,11 @@ class Erm(AbstractIndexLearner):
         """Return the learner for labels of `model`, with its loss examined; see
         `AbstractIndexLearner`."""
         student = model if self.student is None else self.student
-        allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
+        allowed = f"a student of {model.channel.tokens} tokens, as many as the model has"
         check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
         if self._kinked is not None:
             name = "bounds" if self.l1 is None else "l1"
-            allowed = "None for several indices or a ridge of each column (a ridge alone)"
+            allowed = "None, as the student has several indices or a ridge of each column"
             one = student.indices == 1 and self.ridge.ndim == 0
             check(one, name, getattr(self, name), allowed)
         learner = dataclasses.replace(self, student=student)
@@ -345,7 +345,7 @@ class Erm(AbstractIndexLearner):
         if self._kinked is None:
             C = self._inverses(conjugates.precision)
             return linear_weight_averages(C, self.ridge, conjugates, teacher)
-        allowed = "one with a ridge alone, as the inputs have fixed directions"
+        allowed = "a learner with a ridge only, as the inputs have fixed directions"
         check(teacher.direction_gram.size == 0, "learner", self, allowed)
         law = teacher.prior.column(len(teacher.second_moment))
         A, noise = conjugates.precision[0, 0], conjugates.noise[0, 0]
@@ -413,7 +413,9 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     check(jnp.all(jnp.isfinite(values)), "loss", "one that is not finite", allowed)
     slope = jax.vmap(jax.grad(loss, argnums=1))
     gradients = slope(labels, fields)
-    allowed = "a loss that changes with the fields (signs need a student as smi.links.linear())"
+    allowed = (
+        "a loss that changes with the fields (for labels ±1 take the student smi.links.linear())"
+    )
     check(jnp.any(gradients != 0.0), "loss", "one whose gradient is zero everywhere", allowed)
     # the user vouches for a proximal point, and kinks have no second derivative to examine
     if learner.prox is not None:
@@ -424,7 +426,7 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     others = [(other, slope(labels, other)) for other in (fields[::-1], -fields)]
     straight = jnp.allclose(gradients, others[0][1])
     smooth = jnp.all(jnp.isfinite(curvature)) & (jnp.any(curvature != 0.0) | straight)
-    allowed = "one that is twice differentiable, or its proximal point: prox="
+    allowed = "a loss that is twice differentiable, or one with its proximal point, prox="
     check(smooth, "loss", "one without a second derivative", allowed)
     size = jnp.max(jnp.abs(curvature))
     # no Hessian sees a kink, as of |z|: along a line between two fields the slope must not fall

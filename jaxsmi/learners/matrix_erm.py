@@ -174,7 +174,7 @@ class MatrixErm(AbstractLearner):
         self.student = None if student is None else one_matrix(student, "student")
         # without a penalty the minimum is not unique below the interpolation threshold
         some = (self.ridge > 0.0) | (self.nuclear > 0.0)
-        check(some, "ridge", ridge, "a number > 0 where nuclear is 0")
+        check(some, "ridge", ridge, "a number > 0, as nuclear is 0")
         self.ridge = jnp.where(some, self.ridge, jnp.nan)  # traced penalties that are both zero
 
     @property

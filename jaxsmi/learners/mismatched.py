@@ -70,7 +70,7 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
     def bind(self, model: IndexModel) -> Mismatched:
         """Return itself, if its student has the tokens of `model`."""
         student = self.student
-        allowed = f"a student of {model.channel.tokens} tokens, as the labels'"
+        allowed = f"a student of {model.channel.tokens} tokens, as many as the model has"
         check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
         if not student.prior.traits.identical:
             columns = len(student.prior.column(student.indices).log_weight)

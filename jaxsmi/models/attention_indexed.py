@@ -132,7 +132,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         self.noise = validate.number("noise", noise, VARIANCE)
         # the closed forms of softmax and hardmax are those of labels without noise
         if normalised:
-            check(self.noise == 0.0, "noise", noise, "0 but for the linear output")
+            check(self.noise == 0.0, "noise", noise, "0 (noise > 0 needs the linear output)")
             self.noise = nan_unless(self.noise, self.noise == 0.0)
         self.skip = validate.number("skip", skip, NON_NEGATIVE)
         own = isinstance(rank_ratio, SpectralPrior)
@@ -176,7 +176,9 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         if self.layers == 1 and (self.output != "hardmax" or self.tokens == 2):
             return self.readout
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
-        remedy = "one layer (of hardmax with two tokens); all can be sampled and trained"
+        remedy = (
+            "one layer (hardmax: and two tokens); others can be sampled and trained, not inferred"
+        )
         return NoInference(
             law=self.link, indices=self.layers, tokens=self.tokens**2, name=name, remedy=remedy
         )

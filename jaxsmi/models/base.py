@@ -49,7 +49,7 @@ from jaxsmi.design.designs import AbstractDesign, Inputs, product_dtype, shifted
 from jaxsmi.numerics.linear_algebra import inverse_root
 from jaxsmi.priors.base import AbstractPrior
 
-CENTRED = "one with a prior of mean zero (else all is learned from the start)"
+CENTRED = "one with a prior of mean zero (else some overlap exists from the start)"
 _MODEL = (
     "a model with a prior and a channel, such as smi.DeepAttention(2, 2) (for a "
     "SequenceSingleIndex: the functions of smi.sgd)"
@@ -62,7 +62,7 @@ class Prediction(NamedTuple):
     Attributes:
         mean: E[link(z)|ω] (N, ...), the prediction of least mean squared error.
         std: √Var[link(z)|ω] (N, ...), entry by entry of a label: the root mean square error that
-            the posterior expects of `mean`. A noisy label scatters by its noise beyond that.
+            the posterior expects of `mean`. Label noise is not included.
     """
 
     mean: Array

@@ -183,7 +183,7 @@ def _output(
     if isinstance(output, MultiIndex):
         one = output.indices == 1 and output.tokens == 1
         check(one, "output", output.name, "a link of one index and one token")
-        check(is_zero(noise), "noise", noise, "0 beside a link, which has its own law of labels")
+        check(is_zero(noise), "noise", noise, "0 beside a link, whose own law draws the labels")
         return output.name, output
     allowed = f"one of {OUTPUTS}, a JAX function of one number, or a link of smi.links"
     check(isinstance(output, str), "output", output, allowed)

@@ -59,7 +59,8 @@ class DeepAttention(IndexModel):
     Args:
         depth: L >= 1, the number of layers.
         tokens: M >= 2.
-        skip: Residual strength c >= 0, a number or one a hidden layer (L-1 of them). Default 1.
+        skip: Residual strength c >= 0, a number, or one for each of the L - 1 hidden layers.
+            Default 1.
         ranks: P_ℓ, a number or one a layer. Default 1.
         beta: Inverse temperature > 0. Default 1.
         heads: Heads >= 1 whose attention matrices are averaged, a number or one a layer. Default 1.
@@ -124,7 +125,7 @@ class DeepAttention(IndexModel):
             check(self.noise == 0.0, "noise", noise, "0 with hardmax")
             self.noise = nan_unless(self.noise, self.noise == 0.0)
         # with a negative skip layers can lose rank, and the inversion of the channel fails
-        allowed = f"finite numbers >= 0: one, or {depth - 1}, one a hidden layer"
+        allowed = f"one finite number >= 0, or {depth - 1} of them, one for each hidden layer"
         strengths = validate.array("skip", skip, allowed, interval=NON_NEGATIVE, empty=True)
         fits = strengths.ndim == 0 or strengths.shape == (depth - 1,)
         check(fits, "skip", skip, allowed)

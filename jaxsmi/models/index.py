@@ -102,8 +102,9 @@ class IndexModel(AbstractModel, AbstractTeacher):
         columns have d continuous numbers on average: P, of a sparse prior P times its density."""
         fixed = self.channel.constraints
         allowed = (
-            "a noiseless model whose label fixes some combinations of its fields (attention, the "
-            "last layer one head, tied of rank one or two, or untied of rank one)"
+            "a noiseless model whose label fixes some combinations of its fields, such as "
+            "attention with one head in the last layer, tied of rank one or two or untied of rank "
+            "one"
         )
         check(fixed is not None, "model", title(self), allowed)
         traits = self.prior.traits
@@ -125,7 +126,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
             )
         if purpose == "directions" and not self.prior.traits.identical:
             return (
-                "model: got a prior whose columns have laws of their own; allowed: one of iid "
+                "model: got a prior whose columns have different laws; allowed: one of iid "
                 "columns, such as smi.priors.Gaussian() (state_evolution takes both)."
             )
         return super().unsupported_reason(purpose)
@@ -415,7 +416,7 @@ class MultiIndex(IndexModel):
             output_shape("link", law, arguments, fields, called=self.name)
             check_closure("link", law, fields)
             variance = validate.number("noise", noise, VARIANCE)
-            allowed = "0 with a log_likelihood=, which says all of how labels scatter"
+            allowed = "0 beside a log_likelihood=, which already has the noise of the labels"
             check(log_likelihood is None or is_zero(noise), "noise", noise, allowed)
             validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
             error = default_tolerance(P * M) if tolerance is None else tolerance
@@ -448,7 +449,7 @@ class MultiIndex(IndexModel):
             }
             for word, (value, default) in unused.items():
                 same = value is None or (concrete(value) and value == default)
-                check(same, word, value, f"{default} beside this channel=, which has its own")
+                check(same, word, value, f"{default}, as this channel= has its own")
         self.prior = iid_prior(prior)
         self.inputs: Tokens | None = validate.optional(
             validate.instance, "inputs", inputs, Tokens, "smi.Tokens(encoding=..)"
@@ -585,7 +586,12 @@ def _likelihood(
     allowed = "a function log p(y|z) of (label, fields)"
     law = as_module(validate.function("log_likelihood", log_likelihood, allowed))
     if outcomes is not None:
-        check(sampler is None, "sampler", sampler, "None with outcomes=, whose odds are known")
+        check(
+            sampler is None,
+            "sampler",
+            sampler,
+            "None beside outcomes=, which are summed",
+        )
         allowed = "all labels (K, ...), two or more"
         values = validate.array("outcomes", outcomes, allowed)
         check(values.ndim >= 1 and len(values) > 1, "outcomes", outcomes, allowed)

@@ -1,4 +1,4 @@
-"""Ready-made links: `MultiIndex` models by name, with their channels.
+"""Links by name: `MultiIndex` models with their channels.
 
 | link | y | channel |
 |---|---|---|
@@ -450,7 +450,7 @@ def piecewise_linear(
     """
     a = validate.array("slopes", slopes, "numbers (S,), S >= 1")
     check(a.ndim == 1, "slopes", slopes, "numbers (S,), S >= 1")
-    allowed = f"numbers ({len(a)},), one a slope"
+    allowed = f"numbers ({len(a)},), one for each slope"
     b = validate.array("offsets", offsets, allowed, shape=a.shape)
     allowed = f"increasing numbers ({len(a) - 1},), one less than slopes"
     k = validate.array("knots", knots, allowed, shape=(len(a) - 1,))
@@ -466,7 +466,12 @@ def piecewise_linear(
     # without noise a flat piece has another posterior, another program: a traced slope must be
     # known not to be zero
     steep = jnp.all((a != 0.0) | np.array(flat)) if noiseless else True
-    check(steep, "slopes", slopes, "no zero that is traced, where there is no noise")
+    check(
+        steep,
+        "slopes",
+        slopes,
+        "numbers that are known to be zero or not, as there is no noise: a slope may not be traced",
+    )
     variance = validate.number("noise", noise, VARIANCE)
     a, k = nan_unless(a, varies, steep), nan_unless(k, increasing)
     # an average over few labels is a sum: drawn ones would jump as the overlap moves

@@ -141,7 +141,7 @@ class MatrixModel(AbstractModel):
         # a sign fixes no number: V falls as a power of α, and never to zero
         if readout.outcomes is not None or readout.noise_size or readout.pathwise is False:
             return jnp.full_like(degrees, jnp.inf)
-        allowed = "an output whose label fixes its fields, or never does"
+        allowed = "an output whose label either fixes its fields or does not"
         fixed = readout.constraints
         check(fixed is not None, "model", title(self), allowed)
         # a field of a symmetric matrix has variance 2V

@@ -328,7 +328,7 @@ def generalization_error(
         return error_of_rows(
             model, weights, data, key=key, bayes=bayes, points=power_of_two(points // 8), loss=loss
         )
-    allowed = f"None: {title(model)} and this overlap are compared at Q alone"
+    allowed = f"None: for {title(model)} at this overlap the error follows from Q alone"
     check(data is None, "data", data, allowed)
     settings: dict[str, Any] = {"bayes": bayes, "points": power_of_two(points // 8), "loss": loss}
     if isinstance(solution, LearnerSolution):

@@ -203,7 +203,7 @@ class HermiteSeries(eqx.Module):
     normalised: bool = eqx.field(static=True)
 
     def __init__(self, terms: Mapping[tuple[int, ...], ArrayLike], normalised: bool = False):
-        allowed = "coefficients by degrees, one whole number >= 0 a token: {(2, 0): 1.0}"
+        allowed = "coefficients by degrees, one integer >= 0 for each token: {(2, 0): 1.0}"
         terms = validate.instance("terms", terms, Mapping, allowed)
         check(len(terms) > 0, "terms", dict(terms), "at least one term")
         # another key than a tuple fails the next check, with its message

@@ -39,9 +39,7 @@ class Limit(NamedTuple):
 def ladder(name: str, values: ArrayLike) -> Array:
     """The argument `name` as a ladder to zero: four values or more (K,), positive, each the same
     fraction of the one before; NaN where it is traced and is none."""
-    allowed = (
-        "four variances or more, each the same fraction of the one before: (.08, .04, .02, .01)"
-    )
+    allowed = "four variances or more, falling by one factor: (.08, .04, .02, .01)"
     steps = validate.array(name, values, allowed)
     check(steps.ndim == 1 and len(steps) >= _FEWEST, name, values, allowed)
     ratios = steps[:-1] / jnp.where(steps[1:] > 0.0, steps[1:], 1.0)

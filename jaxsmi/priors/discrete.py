@@ -182,7 +182,7 @@ class GaussianMixture(AbstractEntries):
         one_axis = len(shape) == 1 and shape[0] > 0
         validate.check(one_axis, "weights", self.weights, "probabilities (K,)")
         for name, value in (("means", self.means), ("scales", self.scales)):
-            allowed = f"numbers of shape {shape}, one a weight"
+            allowed = f"numbers of shape {shape}, one for each weight"
             validate.check(value.shape == shape, name, value, allowed)
 
     @property

@@ -56,7 +56,7 @@ from jaxsmi.priors.spectral import (
 
 ASPECT = validate.Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)
 _WIDTH = validate.Interval(
-    "a finite number > 0 (for rank_ratio -> 0: small_width_error of the model)",
+    "a finite number > 0 (in the limit zero: model.small_width_error)",
     low=0.0,
     open_low=True,
 )

@@ -165,10 +165,15 @@ class SpectralPrior(AbstractPrior):
         if self.symmetric:
             return dimension
         beta = self.law.aspect_ratio
-        allowed = "a value outside jit, for shapes: make the model outside jit"
+        allowed = "a known number, as shapes depend on it: make the model outside jit"
         # L is a shape
         validate.check(concrete(beta), "aspect_ratio", "a traced number", allowed)
-        validate.check(jnp.isfinite(beta), "aspect_ratio", beta, "a finite number, outside theory")
+        validate.check(
+            jnp.isfinite(beta),
+            "aspect_ratio",
+            beta,
+            "a finite number (infinite ones are for theory only)",
+        )
         return max(round(float(beta) * dimension), 1)
 
     def mmse(self, Qhat: ArrayLike) -> Array:

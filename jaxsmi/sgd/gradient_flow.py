@@ -181,7 +181,7 @@ class _FlowEquation(eqx.Module):
         kappa = rule.per_sample()
         decay = jnp.zeros(()) if rule.weight_decay is None else rule.weight_decay
         decay = decay if rule.momentum is None else decay / (1.0 - rule.momentum)
-        allowed = "0 without a learning rate: it is that for a unit of α"
+        allowed = "0, as there is no learning rate to scale it"
         check((kappa > 0.0) | (decay == 0.0), "weight_decay", decay, allowed)
         rtol = jnp.asarray(_RTOL) if iteration.tolerance is None else iteration.tolerance
         # N_s costs as much as the gradient, so it is left out where it is known to vanish

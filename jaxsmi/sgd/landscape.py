@@ -94,7 +94,12 @@ def risk(
     setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _SIZES)
     values, rounding = _risk(setting)
     exists = setting.averages.exists()
-    check(exists, "target", "a function without a second moment", "one that has it")
+    check(
+        exists,
+        "target",
+        "a function without a second moment",
+        "a function with a finite second moment",
+    )
     return Estimate(jnp.mean(values), spread(values) + rounding)
 
 

@@ -346,7 +346,9 @@ def _expansion(
     if length <= MAX_TOKENS:
         moment = second_moment(function, length)
         exists = np.isfinite(moment)
-        check(exists, "model", "a link without a second moment", "one of finite second moment")
+        check(
+            exists, "model", "a link without a second moment", "a link with a finite second moment"
+        )
         orders = _orders(length, order)
         grids = [np.asarray(coefficients(function, length, order, s)) for s in (0.0, 0.5)]
         found = Expansion(orders, np.stack([x[tuple(orders.T)] for x in grids]), moment, False)

@@ -424,7 +424,7 @@ def descent_theory(
 def _share(rule: Rule) -> float | None:
     """The share of the samples in a batch; None: all of them."""
     gradient = rule.gradient
-    allowed = "'sum' (of a mean the rate is |B| times as large, without a limit as D → ∞)"
+    allowed = "'sum' (the mean is the sum with a rate |B| times as small, which has no limit D → ∞)"
     check(gradient.reduction in (None, "sum"), "reduction", gradient.reduction, allowed)
     size = gradient.batch_size
     allowed = "a share of the samples below one, such as 0.25 (of few samples: smi.sgd.flow)"

@@ -116,7 +116,7 @@ class Rule(eqx.Module):
         """Return a rule as it is; make one of a plain learning rate, or where `optimisers` are
         allowed of one of optax."""
         rule = rate if isinstance(rate, Rule) else cls(rate)
-        allowed = "a learning rate (smi.train takes optimisers, on a Stream)"
+        allowed = "a learning rate (for other optimisers: smi.train on a smi.Stream)"
         check(optimisers or rule.optimizer is None, "rate", "an optimiser", allowed)
         return rule
 
@@ -124,7 +124,12 @@ class Rule(eqx.Module):
     def batch_size(self) -> int:
         """B."""
         size, order = self.gradient.batch_size or 1, self.gradient.order
-        check(isinstance(size, int), "batch_size", size, "a number of samples: data have no end")
+        check(
+            isinstance(size, int),
+            "batch_size",
+            size,
+            "a number of samples: online SGD has no data set to pass through",
+        )
         check(order == "shuffled", "order", order, "'shuffled': each sample is used once")
         return int(size)
 
@@ -257,7 +262,9 @@ def check_noiseless(pair: TeacherStudent) -> None:
 def check_moving(pair: TeacherStudent, M: Array) -> None:
     """Raise a ValueError for a flow at rest: from M = 0, of a loss that is even in every row."""
     if concrete((pair, M)) and not bool(jnp.any(M != 0.0)):
-        allowed = "M of order 1/√D: at M = 0 the flow is at rest (simulate leaves it by its noise)"
+        allowed = (
+            "M of order 1/√D: the flow does not leave M = 0 (smi.sgd.simulate does, by its noise)"
+        )
         check(not is_even(pair, 1), "M", M, allowed)
 
 

@@ -193,9 +193,8 @@ def check_oblique(model: AbstractModel, learned: Array) -> None:
         (overlap < _MAX_DEPENDENCE) & (change < _MAX_DEPENDENCE),
         "model",
         model.prior,
-        "a Gaussian prior, or a link that learns sets of coordinates one after the other: the "
-        "directions learned here are oblique to the coordinates, and under this prior the others "
-        "depend on them",
+        "a Gaussian prior, or a link whose learned directions are along the coordinates: "
+        "these are oblique, and this prior couples the others to them",
     )
 
 

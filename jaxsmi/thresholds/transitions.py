@@ -286,7 +286,10 @@ def first_order(
         both = _on_grid(hysteresis, grid, key, bar)
     distinct = np.asarray(both.distinct)
     recovered = np.asarray(both.results)[distinct, 1] == Result.RECOVERED
-    allowed = "a Gaussian or a discrete prior where recovery is perfect (Φ diverges otherwise)"
+    allowed = (
+        "a Gaussian or a discrete prior, as recovery is perfect here (the free entropy of others "
+        "diverges)"
+    )
     finite = prior.traits.continuous or prior.traits.discrete or not recovered.any()
     check(finite, "model", prior, allowed)
     kind, thresholds = "none", (None, None, None)

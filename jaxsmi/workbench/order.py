@@ -159,7 +159,7 @@ def _first_samples(model: AbstractModel, data: Dataset, name: str, alpha: Any) -
     # the student counts: its α may be n/d² where the teacher's is N/D
     entries = model.design.entries(data.dimension)
     most, samples = data.samples / entries, round(float(alpha) * entries)
-    allowed = f"a number in (0, {most:g}], what the data reach"
+    allowed = f"a number in (0, {most:g}], the α of the data"
     check(1 <= samples <= data.samples, f"methods[{name!r}]['alpha']", alpha, allowed)
     return data.first(samples)
 

@@ -176,7 +176,9 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
 
 def _fields(solution: Solution) -> Row:
     fields = {name: np.asarray(getattr(solution, name)) for name in FIELDS}
-    return fields | ({"cosine": solution.cosine} if "cosine" in solution.history else {})
+    return fields | (
+        {"cosine": np.asarray(solution.cosine)} if "cosine" in solution.history else {}
+    )
 
 
 def _source(function: Solver) -> str:

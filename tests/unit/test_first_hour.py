@@ -1,14 +1,19 @@
 """What a newcomer does in the first hour: own data, labels of other kinds, learners for classes,
 curves, files, copies."""
 
+import copy
+import pickle
 import warnings
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxsmi as smi
+from jaxsmi.core import driver
+from jaxsmi.workbench import plotting
 
 KEY = jax.random.key(0)
 D = 200
@@ -120,6 +125,149 @@ def test_labels_of_another_kind_are_answered_in_a_sentence(own, labels, message)
             smi.gamp(model, smi.Dataset(x, labels(y)), key=KEY, learner=learner)
     signs = smi.Dataset(x, 2 * (y > 0) - 1)
     np.testing.assert_array_equal(signs.labels, y)
+
+
+# Curves --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def line():
+    few = smi.Averages(64)
+    return smi.curve(smi.links.linear(0.5), [0.5, 1.0, 2.0], key=KEY, averages=few)
+
+
+def test_a_curve_is_state_evolution_at_each_alpha(line):
+    """q = q̂/(1 + q̂), q̂ = α/(1 - q + Δ): q² - (1 + α + Δ) q + α = 0."""
+    alpha = np.array([0.5, 1.0, 2.0])
+    b = 1 + alpha + 0.5
+    exact = 0.5 * (b - np.sqrt(b**2 - 4 * alpha))
+    np.testing.assert_allclose(line.alpha, alpha)
+    np.testing.assert_allclose(line.overlap[:, 0, 0], exact, atol=1e-4)  # the tolerance
+    np.testing.assert_allclose(line.cosine[:, 0] ** 2, exact, atol=1e-4)
+    assert len(line) == 3
+    assert float(line[1].alpha) == 1.0
+    assert line.message == "3 SUCCESS. SUCCESS: Converged."
+    assert "SUCCESS" in repr(line)
+
+
+@pytest.mark.slow
+def test_the_derivative_of_a_curve_under_jit():
+    """2 dq/dΔ = 1 - b/√(b² - 4α), b = 1 + α + Δ."""
+    few, b = smi.Averages(64), 3.5
+    last = lambda noise: smi.curve(
+        smi.links.linear(noise), [1.0, 2.0], key=KEY, averages=few
+    ).overlap[-1, 0, 0]
+    slope = 0.5 * (1 - b / np.sqrt(b**2 - 8.0))
+    np.testing.assert_allclose(jax.jit(jax.grad(last))(0.5), slope, rtol=1e-3)
+
+
+def test_a_curve_starts_next_to_the_fixed_point_before(line):
+    """Neighbours in α are closer than the start: fewer steps, the same end to the tolerance."""
+    cold = [
+        smi.state_evolution(smi.links.linear(0.5), a, key=KEY, averages=smi.Averages(64))
+        for a in line.alpha
+    ]
+    for warm, other in zip(line, cold, strict=True):
+        assert int(warm.steps) <= int(other.steps)
+        np.testing.assert_allclose(warm.overlap, other.overlap, atol=2e-4)
+    with pytest.raises(ValueError, match=r"for several: smi\.curve\(model, alphas\)"):
+        smi.state_evolution(smi.links.linear(0.5), [1.0, 2.0], key=KEY)
+    with pytest.raises(ValueError, match=r"^alphas: got .*; allowed: finite numbers > 0"):
+        smi.curve(smi.links.linear(0.5), [1.0, -1.0], key=KEY)
+    with pytest.raises(ValueError, match=r"^name: got 'overlaps'"):
+        line.values("overlaps")
+
+
+def test_roots_have_curves():
+    matrices = smi.curve(smi.AttentionIndexed(2, 0.5), [0.1, 0.2])
+    assert [int(x) for x in matrices.result] == [smi.Result.SUCCESS, smi.Result.RECOVERED]
+
+
+@pytest.mark.slow
+def test_learners_have_curves():
+    """The second α starts from the first: the same end to the tolerance 1e-8, in fewer steps."""
+    settings = {"key": KEY, "learner": LOGISTIC, "averages": smi.Averages(1024)}
+    curve = smi.curve(smi.links.sign(), [1.0, 1.2], **settings)
+    cold = smi.state_evolution(smi.links.sign(), 1.2, **settings)
+    np.testing.assert_allclose(curve[1].overlap, cold.overlap, rtol=1e-6)
+    assert int(curve[1].steps) < int(cold.steps)
+    assert curve.plot().get_ylabel() == "squared cosine"
+
+
+def test_a_curve_is_drawn_stored_and_tabulated(line, tmp_path):
+    ax = line.plot()
+    label = ax.lines[0].get_label()
+    assert line.plot(ax) is ax
+    threshold = smi.Threshold(
+        jnp.array(0.7), jnp.array(0.01), jnp.array([0.69, 0.71]), jnp.eye(1), jnp.eye(1), 0
+    )
+    assert threshold.plot(ax, "threshold") is ax
+    assert line.plot(ax).lines[-1].get_label() == f"{label} (3)"  # the threshold is no curve
+    assert np.all(np.asarray(ax.lines[2].get_xdata()) == np.float64(0.7))
+    table = line.to_dataframe()
+    np.testing.assert_array_equal(table.index, line.alpha)
+    np.testing.assert_array_equal(table["overlap_1"], line.overlap[:, 0, 0])
+    assert list(table["code"]) == ["SUCCESS"] * 3
+    smi.save(line, tmp_path / "line.nc", seed=0)
+    stored = smi.load(tmp_path / "line.nc")
+    np.testing.assert_array_equal(stored.overlap, line.overlap)
+    assert stored.equals(line.to_xarray())
+
+
+def test_a_threshold_has_the_colour_of_what_is_learned_there():
+    at = lambda shares: smi.Threshold(
+        jnp.array(0.7),
+        jnp.array(0.01),
+        jnp.array([0.69, 0.71]),
+        jnp.diag(jnp.array(shares)),
+        jnp.eye(2),
+        0,
+    )
+    first, second = at([0.0, 1.0]), at([1.0, 0.0])
+    ax = plotting.thresholds_against([[first, second], [first]])
+    colours = lambda ax: [drawn[0].get_color() for drawn in ax.containers]
+    assert colours(ax) == [plotting.colour(1), plotting.colour(0)]
+    ax = plotting.thresholds_against([[at([0.5, 0.5]), second]])
+    assert colours(ax) == [plotting.colour(1), plotting.colour(0)]
+
+
+# Copies and interruptions --------------------------------------------------------------------
+
+
+def test_models_and_solutions_are_pickled_and_copied(line):
+    scale = jnp.array(0.7)
+    model = smi.MultiIndex(lambda z: scale * z[0, 0], indices=1, noise=0.1)
+    for dumped in (cloudpickle.dumps(model), cloudpickle.dumps(copy.deepcopy(model))):
+        other = pickle.loads(dumped)
+        assert float(other.link(jnp.ones((1, 1)))) == float(scale)
+    solution = line[0]
+    for other in (pickle.loads(pickle.dumps(solution)), copy.deepcopy(solution)):
+        assert repr((other, other.model)) == repr((solution, solution.model))
+        # histories end in NaN, which equals itself here
+        jax.tree.map(np.testing.assert_array_equal, dict(other.history), dict(solution.history))
+
+
+@pytest.mark.parametrize("call", [pytest.param("gamp", marks=pytest.mark.slow), "state_evolution"])
+def test_an_interrupted_run_leaves_nothing_behind(call, monkeypatch, capsys):
+    model = smi.links.linear(0.5)
+    if call == "gamp":
+        data = model.sample(KEY, dimension=30, alpha=2.0)
+        run = lambda: smi.gamp(model, data, key=KEY, progress=True)
+    else:
+        few = smi.Averages(64)
+        run = lambda: smi.state_evolution(model, 1.0, key=KEY, averages=few, progress=True)
+    before, update = run(), driver.Bar.update
+
+    def interrupt(bar, *arguments):
+        update(bar, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver.Bar, "update", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    monkeypatch.undo()
+    assert not driver.Bar._instances  # every bar is closed
+    np.testing.assert_array_equal(run().overlap, before.overlap)
 
 
 # Learners of classes -------------------------------------------------------------------------

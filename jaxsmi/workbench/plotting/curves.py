@@ -49,7 +49,8 @@ def overlap_against_alpha(
     Points of theory that did not converge are crosses.
 
     Args:
-        theory: State evolution, of which Q/ρ is drawn: one solution, or several.
+        theory: State evolution, of which Q/ρ is drawn (of a learner the squared cosine): one
+            solution, or several.
         gamp: Message passing, of which cos² is drawn (Q without a teacher), in the same forms.
         ax: Axes to draw in. Default None: new ones. A second call on the same axes has other line
             styles and markers, and a number in the legend.
@@ -84,7 +85,9 @@ def overlap_against_alpha(
         if runs:
             alpha, overlap, _ = np.array([_point(solution, p) for solution in runs]).T
             ax.plot(alpha, overlap, **_look(name, "GAMP", call) | markers(p, p + 2 * call))
-    return _finish(ax, 2 * legend, xlabel=_ALPHA, ylabel=r"overlap $Q/\rho$", ylim=_UNIT)
+    squared = any(isinstance(solution, LearnerSolution) for solution in (*curve, *runs))
+    ordinate = "squared cosine" if squared else r"overlap $Q/\rho$"
+    return _finish(ax, 2 * legend, xlabel=_ALPHA, ylabel=ordinate, ylim=_UNIT)
 
 
 @style()
@@ -152,7 +155,7 @@ def _names(solutions: Sequence[Solution]) -> list[str]:
 
 def _call(ax: Axes) -> int:
     """Number of calls that drew on these axes before: each marks its lines with its number."""
-    return len({drawn.get_gid() for drawn in ax.lines})
+    return len({drawn.get_gid() for drawn in ax.lines} - {None})
 
 
 def _look(name: str, kind: str, call: int) -> dict[str, Any]:
@@ -160,18 +163,29 @@ def _look(name: str, kind: str, call: int) -> dict[str, Any]:
 
 
 def _point(solution: Solution, p: int) -> tuple[float, float, float]:
-    """α and cos² of a run with a teacher, else Q over the second moment, with its error."""
+    """α and cos² of a run with a teacher and of a learner, else Q over the second moment, with its
+    error."""
     alpha = float(solution.alpha)
-    if solution.kind != "state_evolution" and np.isfinite(cosine := solution.cosine[p]):
-        return alpha, float(cosine) ** 2, 0.0
+    learner = isinstance(solution, LearnerSolution)
+    if (learner or solution.kind != "state_evolution") and np.isfinite(c := solution.cosine[p]):
+        return alpha, float(c) ** 2, _cosine_error(solution, p) if learner else 0.0
     scale = _second_moment(solution)[p]
     overlap, stderr = (float(x[p, p]) / scale for x in (solution.overlap, solution.stderr))
     return alpha, overlap, stderr
 
 
+def _cosine_error(solution: LearnerSolution, p: int) -> float:
+    """Error of cos² = M²/(Qρ), at most: those of M and Q added up; zero where they are unknown."""
+    M, errors = solution.teacher_overlap, solution.stderrs.get("teacher_overlap")
+    if M is None or errors is None:
+        return 0.0
+    change = 2.0 * abs(errors[p, p] / M[p, p]) + abs(solution.stderr[p, p] / solution.overlap[p, p])
+    return float(change) * float(solution.cosine[p]) ** 2
+
+
 def _second_moment(solution: Solution) -> np.ndarray:
-    """ρ of each index, Q + V in theory; one for a run, whose Q + V only approaches ρ."""
-    if solution.kind != "state_evolution":
+    """ρ of each index, Q + V in theory of Bayes; one for a run, whose Q + V only approaches ρ."""
+    if solution.kind != "state_evolution" or isinstance(solution, LearnerSolution):
         return np.ones(np.shape(solution.overlap)[0])
     return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))
 
@@ -349,16 +363,63 @@ def thresholds_against(
     check(any(len(steps) for steps in stairs), "stairs", "no threshold", "at least one")
     ax = drawing.axes_or_new(ax)
     x = np.arange(len(stairs)) if values is None else np.asarray(values, float)
+    tints = _tints(stairs)
     for k in range(max(len(steps) for steps in stairs)):
         rows = [(v, steps[k]) for v, steps in zip(x, stairs, strict=True) if len(steps) > k]
         alpha = np.array([float(threshold.alpha) for _, threshold in rows])
         low = np.array([threshold.interval()[0] for _, threshold in rows])
-        look: dict[str, Any] = markers(k) | {"linestyle": "-" if len(rows) > 1 else "none"}
+        look: dict[str, Any] = markers(tints[k], k)
+        look |= {"linestyle": "-" if len(rows) > 1 else "none"}
         # no interval where α_c is infinite: matplotlib draws none of NaN, and fails
         at, half = [value for value, _ in rows], np.nan_to_num(alpha - low)
         ax.errorbar(at, alpha, half, label=f"threshold {k + 1}", **look)
     ax.set_ylim(bottom=0)
     return _finish(ax, 3, xlabel=parameter, ylabel=r"critical sample complexity $\alpha_c$")
+
+
+def _tints(stairs: Sequence[Sequence[Threshold]]) -> list[int]:
+    """The number of the colour of each threshold in order: that of the index that is learned there,
+    if it is one and the same; else one that is free."""
+    count = max(len(steps) for steps in stairs)
+    learned: list[set[int]] = [set() for _ in range(count)]
+    for steps in stairs:
+        for k, step in enumerate(steps):
+            shares = np.diagonal(np.asarray(step.subspace))  # zero where α_c is infinite
+            if np.any(shares > 0.0):
+                learned[k].add(int(np.argmax(shares)) if np.max(shares) > 0.9 else -1)
+    single = [min(found) if len(found) == 1 else -1 for found in learned]
+    free = iter(p for p in range(len(single) + max(single) + 1) if p not in single)
+    return [next(free) if p < 0 or p in single[:k] else p for k, p in enumerate(single)]
+
+
+@style()
+def threshold(critical: Threshold, ax: Axes | None = None, label: str | None = None) -> Axes:
+    """Draw a threshold into axes over α: a dotted line, and a band of its 95 % interval.
+
+    Args:
+        critical: The threshold; nothing is drawn of one that is infinite.
+        ax: Axes to draw in. Default None: new ones.
+        label: Of the line, in a legend. Default None: none.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: For a batch of thresholds.
+        ImportError: Without matplotlib, with the remedy.
+    """
+    check(np.ndim(critical.alpha) == 0, "threshold", "a batch of them", "one threshold")
+    ax = drawing.axes_or_new(ax)
+    alpha, (low, high) = float(critical.alpha), critical.interval()
+    if np.isfinite(alpha):
+        ax.axvline(alpha, color=INK, lw=0.8, ls=":", label=label)
+        if np.isfinite(low):
+            ax.axvspan(low, high, color=INK, alpha=0.2, lw=0)
+        if label is not None:
+            drawing.legend_above(ax, 2)
+    if not ax.get_xlabel():
+        ax.set_xlabel(_ALPHA)
+    return ax
 
 
 @style()

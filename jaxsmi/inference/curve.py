@@ -1,0 +1,244 @@
+"""State evolution along α: each fixed point is the start of the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import concrete
+from jaxsmi.core.display import describe, format_estimate, number, safe_repr
+from jaxsmi.core.driver import (
+    Bar,
+    LearnerSolution,
+    Result,
+    Solution,
+    index_names,
+    load_workbench,
+    message,
+)
+from jaxsmi.core.options import Averages, Bayes, Iteration, Start
+from jaxsmi.core.validate import POSITIVE
+from jaxsmi.inference.evolution import as_start, state_evolution
+from jaxsmi.learners.base import AbstractLearner
+from jaxsmi.models.base import AbstractModel, model_argument
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+    from matplotlib.axes import Axes
+
+# Share of V in a start next to the last fixed point: that of the default start, so that unlearned
+# indices grow from what an uninformed run would know of them, and not from more
+_UNINFORMED = 1e-3
+# Fixed points that the next α may start from, though not all are successes
+_REACHED = (
+    Result.SUCCESS,
+    Result.RECOVERED,
+    Result.INACCURATE,
+    Result.MARGINAL,
+    Result.UNSTABLE,
+)
+
+
+class Curve(eqx.Module):
+    """Solutions of one model along α, in the order in which they were solved: a sequence of them,
+    and their numbers as arrays with a leading axis of α.
+
+    Attributes:
+        solutions: One `Solution` for each α.
+    """
+
+    solutions: tuple[Solution, ...]
+
+    def __len__(self) -> int:
+        return len(self.solutions)
+
+    def __iter__(self) -> Iterator[Solution]:
+        return iter(self.solutions)
+
+    def __getitem__(self, number: int) -> Solution:
+        return self.solutions[number]
+
+    def values(self, name: str) -> Array:
+        """A field of all solutions by name, such as "covariance" or "test_loss"."""
+        allowed = "the name of a field that is an array in all solutions"
+        found: list[Any] = [getattr(solution, str(name), None) for solution in self.solutions]
+        validate.check(all(eqx.is_array(x) for x in found), "name", name, allowed)
+        return jnp.stack(found)
+
+    @property
+    def alpha(self) -> Array:
+        """α (A,)."""
+        return self.values("alpha")
+
+    @property
+    def overlap(self) -> Array:
+        """Q (A, P, P)."""
+        return self.values("overlap")
+
+    @property
+    def stderr(self) -> Array:
+        """Standard errors of Q (A, P, P)."""
+        return self.values("stderr")
+
+    @property
+    def cosine(self) -> Array:
+        """Cosines with the teacher (A, P)."""
+        return self.values("cosine")
+
+    @property
+    def error(self) -> Array:
+        """Mean squared errors (A,)."""
+        return self.values("error")
+
+    @property
+    def result(self) -> Array:
+        """Codes (A,)."""
+        return self.values("result")
+
+    @property
+    def message(self) -> str:
+        """Counts of the codes, and the sentence of the gravest (outside jit and vmap)."""
+        return message(self.result)
+
+    def __repr__(self) -> str:
+        return safe_repr(self, self._text)
+
+    def _text(self) -> str:
+        P = self[0].overlap.shape[0]
+        rows = [["α", *index_names(self[0].model, P), "error", "code"]]
+        for one in self.solutions:
+            Q, errors = jnp.diagonal(one.overlap), jnp.diagonal(one.stderr)
+            overlaps = [format_estimate(q, e) for q, e in zip(Q, errors, strict=True)]
+            code = Result(int(one.result)).name
+            rows.append([number(one.alpha), *overlaps, number(one.error), code])
+        return describe(f"Curve of {len(self)} solutions: overlaps", rows=rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw Q/ρ of each index (of learners the squared cosine) against α, with error bands.
+
+        Args:
+            ax: Axes to draw in; those of another curve share its legend. Default None: new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: Without matplotlib, with the remedy.
+        """
+        return load_workbench("plotting").overlap_against_alpha(theory=self, ax=ax)
+
+    def to_xarray(self, **attributes: object) -> xarray.Dataset:
+        """Convert to an xarray.Dataset along `alpha`, with provenance; keyword arguments are added
+        to its attributes. Needs the extra `data`."""
+        return load_workbench("storage").stack(self, **attributes)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Convert to a table with one row for each α: "overlap_1", "stderr_1" and "cosine_1" of the
+        first index and so on, "error" and "code". Needs the extra `data`."""
+        load_workbench("storage").import_xarray()
+        import pandas  # which xarray brings
+
+        table: dict[str, Any] = {}
+        for p in range(self.overlap.shape[1]):
+            table[f"overlap_{p + 1}"] = self.overlap[:, p, p]
+            table[f"stderr_{p + 1}"] = self.stderr[:, p, p]
+            table[f"cosine_{p + 1}"] = self.cosine[:, p]
+        table |= {"error": self.error, "code": [Result(int(x)).name for x in self.result]}
+        return pandas.DataFrame(table, index=pandas.Index(self.alpha, name="alpha"))
+
+
+def curve(
+    model: AbstractModel,
+    alphas: ArrayLike,
+    *,
+    key: PRNGKeyArray | None = None,
+    learner: Bayes | AbstractLearner | None = None,
+    start: ArrayLike | Start | None = None,
+    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    iteration: Iteration = Iteration(),  # noqa: B008
+    progress: bool | None = None,
+) -> Curve:
+    r"""Solve state evolution at several α, each from the fixed point of the one before.
+
+        Q_0(α_k) = (1 - ε) Q(α_{k-1}) + ε V(α_{k-1}),   ε = 1e-3
+
+    Ascending α from the default start give the overlap of message passing; descending α from an
+    informed one (`start=0.99`) the branch that only knowledge of the teacher reaches. Where the two
+    differ is a first-order transition.
+
+    Args:
+        model: Any model with a channel.
+        alphas: Sample complexities (A,), numbers > 0, in the order in which they are solved.
+        key, learner, averages, iteration: As in `state_evolution`, common to all α: neighbours
+            differ smoothly.
+        start: Of the first α, as in `state_evolution`.
+        progress: Show a bar with the time left. Default None: on a terminal and in a notebook,
+            after two seconds.
+
+    Returns:
+        A `Curve`: `.plot()` draws it, `.to_dataframe()` and `.to_xarray()` convert it, `smi.save`
+        stores it. An α that fails keeps its code, and the next one starts from the last that did
+        not.
+
+    Raises:
+        ValueError: For an argument out of its range, or a model without inference.
+
+    Example:
+        >>> import jax, jaxsmi as smi
+        >>> line = smi.curve(smi.links.linear(0.5), [0.5, 1.0, 2.0], key=jax.random.key(0))
+        >>> [round(float(q), 3) for q in line.overlap[:, 0, 0]]
+        [0.293, 0.5, 0.719]
+
+    Cost:
+        One `state_evolution` for each α, of a fifth to all of the steps.
+
+    Source:
+        [TCDKZ25], [theory: multi-index, Eqs. (42) to (48)].
+    """
+    model = model_argument(model)
+    allowed = "finite numbers > 0, a list or an array (A,)"
+    numbers = validate.array("alphas", alphas, allowed, shape=(None,), interval=POSITIVE)
+    validate.check(numbers.size > 0, "alphas", alphas, allowed)
+    validate.optional(validate.flag, "progress", progress)
+    start = as_start(start)
+    solutions: list[Solution] = []
+    with Bar(len(numbers), "curve", progress) as bar:
+        for alpha in numbers:
+            solution = state_evolution(
+                model,
+                alpha,
+                key=key,
+                learner=learner,
+                start=start,
+                averages=averages,
+                iteration=iteration,
+            )
+            solutions.append(solution)
+            # roots, and matrices of learners, have a start of their own
+            other = learner if isinstance(learner, AbstractLearner) else None
+            if not (model.channel.closed_form if other is None else other.matrix):
+                start = _next_start(solution, start)
+            bar.update(1, {"α": number(alpha)})
+    return Curve(tuple(solutions))
+
+
+def _next_start(solution: Solution, last: Start) -> Start:
+    """Next to a fixed point; where none was reached, the last start again."""
+    if concrete(solution.result) and int(solution.result) not in _REACHED:
+        return last
+    Q, V = lax.stop_gradient((solution.overlap, solution.covariance))
+    if not isinstance(solution, LearnerSolution):
+        Q = (1.0 - _UNINFORMED) * Q + _UNINFORMED * V
+        return Start(Q, side_information=last.side_information)
+    # M a little smaller: at its bound rounding would make it inadmissible
+    M, B = lax.stop_gradient((solution.teacher_overlap, solution.direction_overlap))
+    M = None if M is None else (1.0 - _UNINFORMED) * M
+    return Start(Q, M, V, B)
