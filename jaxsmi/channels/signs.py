@@ -73,7 +73,7 @@ class SignChannel(AbstractSignsChannel):
     """y = sign(z + √Δ ξ) (P = M = 1): log Z_out = log Φ(y ω/√(V + Δ)).
 
     Args:
-        noise: Δ; if infinite, the label says nothing. None: no noise.
+        noise: Δ; if infinite, labels are independent of the fields. None: no noise.
     """
 
     noise: Array | None = None

@@ -318,8 +318,8 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
         gradient = _gradient(model, loss, start(1), start(2), shape)
         flat = np.all(np.asarray(gradient) == 0.0, axis=1)
     allowed = (
-        "a link with a gradient (signs and hardmax have none: train another student, such as "
-        "softmax, on their data)"
+        "a link with a gradient (signs and hardmax have none: train another one, such as a "
+        "softmax student, on their data)"
     )
     check(not flat.all(), "model", "a link whose gradient is zero", allowed)
     if flat.any():

@@ -222,9 +222,7 @@ def curve(
                 iteration=iteration,
             )
             solutions.append(solution)
-            # roots, and matrices of learners, have a start of their own
-            other = learner if isinstance(learner, AbstractLearner) else None
-            if not (model.channel.closed_form if other is None else other.matrix):
+            if not model.channel.closed_form:  # a root has no start
                 start = _next_start(solution, start)
             bar.update(1, {"α": number(alpha)})
     return Curve(tuple(solutions))
@@ -238,7 +236,8 @@ def _next_start(solution: Solution, last: Start) -> Start:
     if not isinstance(solution, LearnerSolution):
         Q = (1.0 - _UNINFORMED) * Q + _UNINFORMED * V
         return Start(Q, side_information=last.side_information)
-    # M a little smaller: at its bound rounding would make it inadmissible
     M, B = lax.stop_gradient((solution.teacher_overlap, solution.direction_overlap))
-    M = None if M is None else (1.0 - _UNINFORMED) * M
-    return Start(Q, M, V, B)
+    if M is None or B is None:  # a learned matrix has a start of its own
+        return last
+    # M a little smaller: at its bound rounding would make it inadmissible
+    return Start(Q, (1.0 - _UNINFORMED) * M, V, B)

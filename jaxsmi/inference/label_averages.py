@@ -52,7 +52,7 @@ class _Labelled(eqx.Module):
 
 
 class LearnerAverages(eqx.Module):
-    """Averages over labels of what a learner returns at some order parameters.
+    """Averages over labels of the responses of a learner at some order parameters.
 
     `conjugates`: with a leading axis of the R rules of the average; `divergence` and `by_parts`
     (R, P, P): V̂ both ways; `train_loss`, `test_loss`, `error`, `envelope` (R,); `squared`
@@ -224,7 +224,7 @@ class LabelAverages(eqx.Module):
         return labelled.mean(jnp.sum(gap**2, axis=1))
 
     def _remainder(self, x: OrderParameters) -> Array:
-        """ρ = S - Mᵀ Q^{-1} M (P*, P*): what the student's fields leave open of the teacher's."""
+        """ρ = S - Mᵀ Q^{-1} M (P*, P*): the covariance of the teacher's fields given the student's."""
         half = inverse_root(x.overlap) @ x.teacher_overlap
         return symmetric(self.teacher_law.second_moment - half.T @ half)
 

@@ -186,7 +186,7 @@ def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
 
 
 class FieldOfMatrix(NamedTuple):
-    """What labels tell of the matrix: b = `signal` S + √`noise` Z, of `precision` A."""
+    """The field of the matrix from all labels: b = `signal` S + √`noise` Z, of `precision` A."""
 
     noise: Array
     signal: Array
@@ -334,7 +334,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
     # The matrix
 
     def estimate(self, field: FieldOfMatrix) -> _Estimate:
-        """Average what the learner makes of the matrix."""
+        """Average the learner's estimate of the matrix over the field."""
         prior = self.model.prior
         A = field.precision
         gain = jnp.maximum(field.signal / A, _MIN_GAIN)

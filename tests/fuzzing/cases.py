@@ -221,6 +221,8 @@ case(
     learner="object?",
 )  # fmt: skip
 case(smi.state_evolution, {"model": SCORES, "alpha": 0.2}, start="object", model=None)
+LINE = {"model": LINEAR, "alphas": [1.0], "key": KEY}
+case(smi.curve, LINE, alphas="positive array", start="overlap")
 NOISES = {"noises": (0.1, 0.05, 0.025, 0.0125)}
 case(smi.noiseless_limit, POINT | {"model": SQUARE} | NOISES, start="overlap")
 case(smi.free_entropy, POINT | {"overlap": 0.5})
