@@ -224,7 +224,7 @@ class LabelAverages(eqx.Module):
         return labelled.mean(jnp.sum(gap**2, axis=1))
 
     def _remainder(self, x: OrderParameters) -> Array:
-        """ρ = S - Mᵀ Q^{-1} M (P*, P*): the covariance of the teacher's fields given the student's."""
+        """ρ = S - Mᵀ Q^{-1} M (P*, P*): the covariance of teacher fields given the student's."""
         half = inverse_root(x.overlap) @ x.teacher_overlap
         return symmetric(self.teacher_law.second_moment - half.T @ half)
 
