@@ -131,7 +131,7 @@ case(smi.priors.power_law, {"dimension": 6, "exponent": 1.5}, exponent="real")
 case(smi.priors.ProductPrior, {"aspect_ratio": 1.0, "rank_ratio": 0.5})
 case(smi.priors.WishartPrior, {"rank_ratio": 0.5})
 SPECTRUM = {"eigenvalues": np.arange(3.0), "weights": np.ones(3)}
-case(smi.priors.Spectrum, SPECTRUM, eigenvalues="non-negative array", weights="array")
+case(smi.priors.Spectrum, SPECTRUM, eigenvalues="non-negative array", weights="array?")
 for prior in (
     smi.priors.Gaussian(),
     smi.priors.Rademacher(),
@@ -202,7 +202,10 @@ case(smi.MatrixErm, {"ridge": 0.1}, {"nuclear": ("ridge",)})
 case(smi.MatrixErm.of_weight_decay, {"student": SYMMETRIC, "decay": 0.1}, decay="positive")
 case(smi.MatrixErm(0.1).risk, {"weights": np.eye(6), "data": MADE})
 case(smi.Mismatched, {"student": LINEAR})
-for loss in (smi.losses.hinge, smi.losses.logistic, smi.losses.squared):
+LOSSES = (
+    smi.losses.hinge, smi.losses.logistic, smi.losses.misclassification, smi.losses.squared
+)  # fmt: skip
+for loss in LOSSES:
     # engines call them with numbers of their own
     case(loss, {"prediction": 0.5, "label": 1.0}, prediction=None, label=None)
 SCORED = {"prediction": np.zeros(3), "label": 1.0}
@@ -323,7 +326,9 @@ for model, kind in ((LINEAR, "positive?"), (SEQUENCE, "cosines?")):
 # the call that starts there knows the shapes
 case(SGD.Initial, {}, student=None, teacher=None)
 
-# Sweeps
+# Files and sweeps
+case(smi.save, {"item": (), "path": "x.nc"}, item=None, path=None)
+case(smi.load, {"path": "x.nc"}, path=None, group=None)
 case(
     smi.sweep, {"build": lambda: LINEAR, "alpha": [1.0]}, alpha="positive array",
     parameters="mapping", seeds="seeds", solver="function", out="name", scheduler="object",

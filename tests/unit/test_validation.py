@@ -23,15 +23,15 @@ from jaxsmi.core.validate import POSITIVE
 
 # What functions return: made by the package, not by a user.
 RETURNED = {
-    "Estimate", "IndexModel", "MatrixModel", "Prediction", "Result", "Solution", "SpectralPrior",
-    "Threshold", "Traits",
+    "Curve", "Estimate", "IndexModel", "MatrixModel", "Prediction", "Result", "Solution",
+    "SpectralPrior", "Threshold", "Traits",
 }  # fmt: skip
 # Methods that users call; the others of these classes are called by engines.
 METHODS = {
     "denoise", "draw", "encode", "first", "free_entropy", "interval", "mixed",
     "mmse", "network", "of_weight_decay", "overlap", "posterior", "predict",
     "risk", "sample", "second_moment", "second_moments", "sharded", "side_information",
-    "small_width_error", "unwhiten", "whiten",
+    "small_width_error", "standardise", "unwhiten", "whiten",
 }  # fmt: skip
 # of engines, under a name that is public elsewhere
 ENGINES = {"Erm.posterior", "AbstractModelResponder.posterior"} | {
