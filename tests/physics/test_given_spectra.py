@@ -99,22 +99,23 @@ def test_runs_of_bayes_and_of_a_minimiser_agree_with_theory():
 
 @SLOW
 def test_quadratic_networks_with_power_laws(reference):
-    """Full-width quadratic networks with weight decay, e = Σ (ŝ - s)² of a printed state evolution
-    at d = 400: λ_k ∝ k^{-1.25}, variance of noise 0.1, decay λ̃ = 2τ. Where few eigenvalues leave
-    the noise, one matrix of d = 400 is off by a per cent."""
+    """Full-width quadratic networks with weight decay, e = Σ (ŝ - s)² of a printed state evolution:
+    λ_k ∝ k^{-1.25} of mean square one, variance of noise 0.1, decay λ̃ = 2τ. It is of matrices of
+    d = 400, which have corrections of 1/d = 0.0025: measured 0.0011 to 0.0021."""
     values = np.arange(1.0, 401.0) ** -1.25
     values /= np.sqrt(np.mean(values**2))
+    size = 1.0 / np.var(values)  # `Spectrum` has variance one
     cuts = np.r_[np.arange(30), np.geomspace(30, 400, 31).round().astype(int)]
     bins = zip(cuts[:-1], cuts[1:], strict=True)
     atoms = [np.sqrt(np.mean(values[a:b] ** 2)) for a, b in bins]
-    model = smi.AttentionIndexed(1, smi.priors.Spectrum(atoms, np.diff(cuts)), "linear", noise=0.1)
+    prior = smi.priors.Spectrum(atoms, np.diff(cuts))
+    model = smi.AttentionIndexed(1, prior, "linear", noise=0.1 * size)
     files = sorted((reference / "peers" / "quadratic_width").glob("SE_rank_*.csv"))
     assert len(files) == 8
     for file in files:
         samples, decay = re.search(r"_n([0-9.]+)_.*lregtilde([0-9.]+)\.csv", file.name).groups()
         rank, error = np.loadtxt(file, delimiter=",", skiprows=1).T
-        alpha = float(samples) / 400**2
-        end = smi.state_evolution(model, alpha, learner=smi.MatrixErm(nuclear=0.5 * float(decay)))
+        learner = smi.MatrixErm(nuclear=0.5 * float(decay) * np.sqrt(size))
+        end = smi.state_evolution(model, float(samples) / 400**2, learner=learner)
         assert end.converged
-        full = error[np.argmax(rank)]
-        assert float(end.error) == pytest.approx(full, rel=2e-3 if alpha > 0.2 else 2e-2)
+        assert float(end.error) / size == pytest.approx(error[np.argmax(rank)], rel=1.0 / 400)
