@@ -44,12 +44,12 @@ sphinx_gallery_conf = {
     "gallery_dirs": "docs/gallery",
     "plot_gallery": False,
     "ignore_pattern": r"_common\.py",
-    "within_subsection_order": "FileNameSortKey",
+    "within_subsection_order": "families.FamilyOrder",
     "download_all_examples": False,
     "show_signature": False,
     "write_computation_times": False,
 }
-# Sphinx cannot store the sort key; a new script has no picture until one is stored
+# a new script has no picture until one is stored
 suppress_warnings = ["config.cache", "sphinx_gallery.thumbnail"]
 
 # Markdown and notebooks

@@ -19,7 +19,7 @@ _import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _REMOVED: dict[str, str] = {
     "Batches": "smi.Gradient",
     "Stop": "smi.Monitor",
-    "text": "the notebook 10_text",
+    "text": "the notebook 07_text",
 }
 
 

@@ -15,7 +15,7 @@
 # # Extensive rank: when what is to be learned is a whole matrix
 #
 # In a model of a few directions, $N=\alpha D$ samples are the scale. Here the signal is a matrix of rank proportional to its
-# dimension, and the scale is $n\propto d^2$. Two models of it, and in each the same engine: message passing with a denoiser
+# dimension, and the scale is $n\propto d^2$. Two models of it have the same solution: message passing with a denoiser
 # that shrinks eigenvalues or singular values, and a state evolution that is an explicit equation for one number.
 #
 # Sources: Boncoraglio, Troiani, Erba, Zdeborová (arXiv 2506.01582); Erba, Troiani, Biggio, Maillard, Zdeborová, Phys. Rev. X
@@ -44,8 +44,8 @@ key = jax.random.key(0)
 # y = \mathrm{softmax}(h),\qquad \alpha = \frac n{d^2},\quad\rho = \frac rd .$$
 #
 # With $T$ tokens a label fixes $(T^2+T-2)/2$ linear combinations of $S$, and $S$ has $d^2D(\rho)/2$ free entries,
-# $D(\rho)=2\rho-\rho^2$ for $\rho\le1$. Counting says that $S$ can be known from $\alpha = D(\rho)/(T^2+T-2)$ on; state evolution
-# says the same, and how much is known below:
+# $D(\rho)=2\rho-\rho^2$ for $\rho\le1$. Counting says that $S$ can be known from $\alpha = D(\rho)/(T^2+T-2)$ on. State evolution
+# agrees, and gives the error below it:
 #
 # $$V = \mathrm{MMSE}(\hat q),\qquad \hat q = \alpha\,\times\,\text{(information of a label at overlap } q = Q_0 - V).$$
 

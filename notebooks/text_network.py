@@ -1,4 +1,4 @@
-r"""The network of notebook 10: two layers of attention that classify questions [TCDKZ25, Fig. 3].
+r"""The network of notebook 07: two layers of attention that classify questions [TCDKZ25, Fig. 3].
 
 Tokens t_1..t_M of a question, X_0 = E[t] (M, d), weights W_l (h, d), padding left out:
 

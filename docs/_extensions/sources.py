@@ -16,6 +16,7 @@ from sphinx import addnodes
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "source"
+FIGURES = "notebooks/figures/"
 
 
 def wanted(app):
@@ -60,9 +61,12 @@ def replace(app, doctree):
         if path.suffix != ".py" or not path.is_file():
             continue
         path = path.relative_to(ROOT).as_posix()
-        wanted(app).add(path)
-        line = line_of(path, node.astext())
-        uri = app.builder.get_relative_uri(docname, page_of(path)) + (f"#L-{line}" if line else "")
+        if path.startswith(FIGURES):  # the gallery shows it with its picture
+            page, line = f"docs/gallery/{Path(path).stem}", None
+        else:
+            wanted(app).add(path)
+            page, line = page_of(path), line_of(path, node.astext())
+        uri = app.builder.get_relative_uri(docname, page) + (f"#L-{line}" if line else "")
         node.replace_self(nodes.reference("", "", *node.children, refuri=uri, internal=True))
 
 

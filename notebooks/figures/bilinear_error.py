@@ -5,6 +5,9 @@ Bilinear sequence regression: the Bayes-optimal error
 .. image:: /assets/figures/bilinear_error.png
    :alt: Estimation errors against samples for several widths and lengths, with runs and ridge.
 
+Bayes-optimal error of bilinear regression against the number of samples, for several widths and
+lengths.
+
 Error per entry of the signal :math:`S` (d, L) of rank r: for several widths :math:`\rho = r/L` and
 lengths :math:`\beta = L/d`, with message passing at finite d, ridge regression, and the limit of
 small width, in which all curves start at one threshold. Grey: published (arXiv 2410.18858).

@@ -5,8 +5,10 @@ Bilinear sequence regression: the free entropy
 .. image:: /assets/figures/bilinear_potential.png
    :alt: Free entropy against 1 - q at several sample complexities; dots at the maxima.
 
-Free entropy (up to a constant of each curve) against the distance :math:`1 - q` from the signal; its
-maximum is at the Bayes-optimal error (dots).
+Free entropy against the distance :math:`1 - q` from the signal, with its maximum
+at the Bayes-optimal error.
+
+The constant of each curve is arbitrary; dots are the maxima.
 """
 
 # sphinx_gallery_thumbnail_path = 'assets/figures/bilinear_potential.png'

@@ -3,11 +3,13 @@ Bilinear sequence regression: descent from a small start
 ========================================================
 
 .. image:: /assets/figures/bilinear_small_start.png
-   :alt: Errors of descent from a small start and of the nuclear norm; the way of descent.
+   :alt: Errors of descent from a small start and of the nuclear norm; the path of descent.
+
+Gradient descent from small factors ends near the matrix of minimum nuclear norm.
 
 Factors of size 1e-4 take gradient descent towards small nuclear norm. Left: its end and its best
 iterate beside the minimum of the nuclear norm; grey: published at d = 50 (arXiv 2410.18858). Right:
-the way at :math:`\alpha = 0.45` on one data set at two rates.
+the path at :math:`\alpha = 0.45` on one data set at two rates.
 """
 
 # sphinx_gallery_thumbnail_path = 'assets/figures/bilinear_small_start.png'

@@ -5,6 +5,9 @@ Bilinear sequence regression: perfect recovery and the nuclear norm
 .. image:: /assets/figures/bilinear_thresholds.png
    :alt: Recovery thresholds against width; errors of the nuclear norm beside the optimal one.
 
+The number of samples from which recovery is perfect, Bayes-optimally and by the minimum nuclear
+norm.
+
 Left: from which :math:`\alpha = n/(dL)` on the signal is recovered perfectly, Bayes-optimally and by
 the matrix of least nuclear norm that fits the labels. Right: the error of that matrix on data.
 Grey: published (arXiv 2410.18858).

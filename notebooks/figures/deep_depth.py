@@ -5,9 +5,11 @@ Attention of any depth: thresholds, and exchange of hidden layers
 .. image:: /assets/figures/deep_depth.png
    :alt: Thresholds against depth; change of labels when two hidden layers are swapped.
 
+Thresholds of attention against its depth, and whether hidden layers can be interchanged.
+
 Left: from which :math:`\alpha` on the last of L layers is learned, and all of them. Right: how much
 labels change when two hidden layers are swapped, over how much they change when both are drawn anew.
-A limit of interchangeable hidden layers wants this to vanish: it does for neighbours when each layer
+If hidden layers can be interchanged at large L, this vanishes: it does for neighbours when each layer
 adds 1/L of its attention, not for layers I + S.
 """
 

@@ -5,9 +5,10 @@ Two layers of attention: which layer is learned first
 .. image:: /assets/figures/deep_order.png
    :alt: Cosines of both layers along message passing and along gradient descent.
 
+Message passing and gradient descent both learn the last of two layers first.
+
 Cosine of each layer with the teacher's, along message passing (thin: state evolution) and along
-gradient descent in batches of 200, each used three times. Both learn the last layer first. Grey:
-published descent (arXiv 2502.00901).
+gradient descent in batches of 200, each used three times. Grey: published descent (arXiv 2502.00901).
 """
 
 # sphinx_gallery_thumbnail_path = 'assets/figures/deep_order.png'

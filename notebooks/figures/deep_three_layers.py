@@ -5,6 +5,8 @@ Three layers of attention
 .. image:: /assets/figures/deep_three_layers.png
    :alt: Overlaps and prediction error of three layers against samples.
 
+Of three layers the last is learned first, then the first, then the second.
+
 State evolution of three layers, two tokens, c = 1; crosses mark points where the iteration was stopped
 before it had converged. Layer 3 is learned first, then layer 1. Grey: published (arXiv 2502.00901),
 whose inner integral has 10⁴ uniform points: good for the shape, too coarse where the hidden layers

@@ -5,6 +5,9 @@ Two layers of attention: what is learned, and from when on
 .. image:: /assets/figures/deep_two_layers.png
    :alt: Overlaps and errors against samples, theory and runs; thresholds against the skip strength.
 
+Overlaps of two layers against the number of samples, and both thresholds against the skip
+strength.
+
 Two layers, two tokens, skip strength c = 1: state evolution (lines, with bands of two standard errors)
 and message passing (markers). The last layer is learned first; everything is recovered from
 :math:`\alpha = 1` on. Right: both thresholds against c. Grey: published (arXiv 2502.00901), where V is

@@ -5,7 +5,10 @@ Does descent on a data set leave the unlearned state?
 .. image:: /assets/figures/descent_gain.png
    :alt: Growth of a small overlap under full-batch descent, of phase retrieval and one layer.
 
-Growth of a small overlap with the teacher, :math:`\partial M(t)/\partial M(0)` at :math:`M = 0`, under
+How much full-batch descent amplifies a small overlap with the teacher, for several numbers of
+samples.
+
+The growth is :math:`\partial M(t)/\partial M(0)` at :math:`M = 0`, under
 full-batch descent on :math:`N = \alpha D` samples, as :math:`D \to \infty`, with one standard error.
 With few samples the student memorises them before it has left the unlearned state. Crosses:
 runs at D = 1000 from :math:`M = 0.1`.

@@ -5,6 +5,8 @@ Attention-indexed model: hardmax of three and more tokens
 .. image:: /assets/figures/hardmax_tokens.png
    :alt: Response of hardmax labels against overlap for two to five tokens; thresholds against tokens.
 
+What hardmax labels of two to five tokens tell of their scores, and the threshold that follows.
+
 What the label of a sequence of T tokens tells of its scores, the response :math:`f(q)` at
 :math:`q + V = 1` (``docs/theory/attention-indexed.md``, Eqs. (10), (20)). Two tokens: the exact
 integral of the library (line). T = 2 to 5: Monte-Carlo (circles), Eqs. (23), (24): given the scores

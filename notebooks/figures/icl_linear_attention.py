@@ -5,6 +5,8 @@ In-context learning of linear regression
 .. image:: /assets/figures/icl_linear_attention.png
    :alt: Errors on fresh and on training tasks against contexts and task diversity; published runs.
 
+Errors of linear attention trained in context, on fresh and on training tasks.
+
 Linear attention reads :math:`\ell=\alpha d` pairs of a linear task and predicts the next label; it is
 trained without a ridge on :math:`n=\tau d^2` contexts of :math:`\kappa d` tasks, label noise
 :math:`\rho`. Left: error on fresh tasks (ICL) and on training tasks (IDG) against :math:`\tau`, with

@@ -5,6 +5,9 @@ Does the law of the inputs matter?
 .. image:: /assets/figures/input_laws.png
    :alt: Squared cosines of runs on four laws of inputs, on the theory of Gaussian inputs.
 
+Message passing on Gaussian, sign, uniform and sparse inputs ends where the theory of Gaussian
+inputs says.
+
 State evolution assumes Gaussian inputs. Message passing on inputs whose entries are Gaussian, signs,
 uniform or sparse ends where it says, for labels sign(z) (universality; it fails for matrix models
 with a trace).

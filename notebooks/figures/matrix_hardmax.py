@@ -5,8 +5,9 @@ Attention-indexed model: hardmax
 .. image:: /assets/figures/matrix_hardmax.png
    :alt: Errors against samples with their power law and runs; the limit of small width.
 
-Labels that say only which token is attended, T = 2. Left: nothing is recovered perfectly, the error
-falls as :math:`c(\rho)/\alpha^2` (dotted). Right: small width; nothing is learned below
+Error of the matrix behind hardmax attention, which is never recovered perfectly.
+
+Labels say only which token is attended, T = 2. Left: the error falls as :math:`c(\rho)/\alpha^2` (dotted). Right: small width; nothing is learned below
 :math:`\bar\alpha = 0.403`. Grey: published (arXiv 2506.01582), with a wrong derivative of the law of
 the label, and therefore too high.
 """

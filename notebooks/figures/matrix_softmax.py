@@ -5,6 +5,8 @@ Attention-indexed model: softmax
 .. image:: /assets/figures/matrix_softmax.png
    :alt: Errors for several widths; all numbers of tokens on one curve, with runs; small widths.
 
+Error of the matrix behind softmax attention against the number of samples.
+
 Error of the matrix behind softmax attention of T tokens. Left: two tokens, several widths
 :math:`\rho = r/d`; bars mark perfect recovery. Middle: all numbers of tokens, and all scores
 observed, fall on one curve of :math:`\alpha(T^2 + T - 2)`; dots are message passing and Adam. Right:

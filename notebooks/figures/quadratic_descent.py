@@ -5,6 +5,9 @@ Quadratic network: gradient descent
 .. image:: /assets/figures/quadratic_descent.png
    :alt: Errors of descent and its average beside Bayes; errors against weight decay.
 
+Errors of gradient descent on a quadratic network, of its average over starts, and with weight
+decay.
+
 Left: gradient descent from random starts on the width :math:`\kappa = 1/2`, and the average of its
 runs: a sample of the posterior would have twice the Bayes-optimal error, an average of K of them
 :math:`1 + 1/K` times. Right: Adam with weight decay; lines: Bayes-optimal (arXiv 2408.03733).

@@ -5,6 +5,8 @@ Quadratic network: the Bayes-optimal error
 .. image:: /assets/figures/quadratic_error.png
    :alt: Errors against samples for several widths with runs; map of the error over samples and width.
 
+Bayes-optimal error of a quadratic network against the number of samples and its width.
+
 A network of :math:`r = \kappa d` hidden units with squared activation, learned from :math:`n = \alpha
 d^2` samples. Left: lines are theory, circles message passing at finite d, grey what is published
 (arXiv 2408.03733). Right: perfect recovery from :math:`\kappa - \kappa^2/2` on, 1/2 for

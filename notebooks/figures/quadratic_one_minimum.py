@@ -5,6 +5,8 @@ Quadratic network: from how many samples on all starts agree
 .. image:: /assets/figures/quadratic_one_minimum.png
    :alt: Spread between starts against samples for several noises; the threshold against noise.
 
+The number of samples from which descent from all starts ends at one matrix.
+
 Adam from several starts on one data set, width :math:`\kappa = 1/2`. Left: the spread between their
 ends; below the dotted level they are one matrix. Right: the :math:`\alpha` from which they are, with
 half a step of the grid, beside recovery without noise (dashed; arXiv 2408.03733).

@@ -5,6 +5,8 @@ One layer of attention: a minimum of the risk beside Bayes
 .. image:: /assets/figures/risk_attention.png
    :alt: Test error of two ridges and of Bayes against samples, with runs of descent.
 
+Test error of attention trained with a ridge, beside the Bayes-optimal one.
+
 One layer of tied attention on itself, two tokens, no label noise: test error of a minimum of the
 squared loss with a ridge :math:`\lambda`. Open circles: replica symmetry is broken or the proximal
 point jumps, and the numbers are approximations. Dots: gradient descent with weight decay from the

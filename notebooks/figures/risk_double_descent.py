@@ -5,6 +5,8 @@ Ridge regression: double descent
 .. image:: /assets/figures/risk_double_descent.png
    :alt: Test error against samples for several ridges, with runs; the peak at one for small ridges.
 
+Test error of ridge regression, with a peak at :math:`\alpha = 1` for small ridges.
+
 Test error of the minimum of the squared loss with a ridge :math:`\lambda`, on labels with noise
 :math:`\Delta = 1/4`: theory (lines), the closed form (grey), message passing (dots). The posterior
 mean is the ridge :math:`\lambda = \Delta`, which has no peak.

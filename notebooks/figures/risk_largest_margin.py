@@ -5,6 +5,8 @@ Classifiers of a sign teacher: logistic regression and the largest margin
 .. image:: /assets/figures/risk_largest_margin.png
    :alt: Share of wrong labels against samples; the largest margin against samples.
 
+Error of logistic regression, of the largest margin and of Bayes on labels of a sign teacher.
+
 Left: share of wrong labels of the logistic loss, of the hinge with a small ridge (whose minimum has
 the largest margin where labels can be separated), and of Bayes. Right: the largest margin
 :math:`\kappa = 1/\sqrt Q`, also of random labels, which are separable up to :math:`\alpha = 2`; grey:

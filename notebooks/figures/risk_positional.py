@@ -5,6 +5,8 @@ Attention by meaning or by position
 .. image:: /assets/figures/risk_positional.png
    :alt: Energies of two minima cross; their overlaps with the teacher and with the fixed direction.
 
+The semantic and the positional minimum of a risk exchange their order as samples are added.
+
 One layer of attention that can answer by meaning or by position has two minima of its risk: a
 semantic one (overlap M with the teacher) and a positional one (B with the fixed direction of the
 positions). Left: their energies, equal at the dotted :math:`\alpha`. Diamonds: printed (arXiv

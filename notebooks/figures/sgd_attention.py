@@ -5,10 +5,12 @@ Online SGD: softmax attention beside networks of squares
 .. image:: /assets/figures/sgd_attention.png
    :alt: Overlaps along runs of three students; steps to recovery against the number of tokens.
 
+Online SGD of softmax attention beside tied and untied networks of squares.
+
 Three students of :math:`g = \sum_l h_2(z_l)/\sqrt L`: softmax attention, a tied network of squares
 (linear attention) and an untied one (arXiv 2506.02651, figure 10). Dots: runs of SGD; lines: linear
-growth at the origin. Softmax attention is the faster from some length on beside the untied network,
-not beside the tied one.
+growth at the origin. From some length on softmax attention is faster than the untied
+network, but never faster than the tied one.
 """
 
 # sphinx_gallery_thumbnail_path = 'assets/figures/sgd_attention.png'

@@ -5,6 +5,8 @@ Online SGD: targets that a tied network cannot see
 .. image:: /assets/figures/sgd_blind.png
    :alt: Overlaps of tied, untied and weighted networks along SGD on two antisymmetric targets.
 
+Targets that a tied network cannot learn, and that an untied or a weighted one can.
+
 Of :math:`z_1 - z_2` and :math:`(z_1^2 - z_2^2)/\sqrt 2` a tied network sees a contraction of exactly
 zero: nothing drives its overlap. An untied network learns them, and so does a tied one whose tokens
 have fixed weights (arXiv 2506.02651, appendix E.4; the weights are not in the article). Lines: the

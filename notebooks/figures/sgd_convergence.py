@@ -5,6 +5,8 @@ Online SGD: semantic or positional
 .. image:: /assets/figures/sgd_convergence.png
    :alt: Runs of SGD on the map of the risk; share of runs that end at the semantic minimum.
 
+Runs of online SGD that end in the semantic or in the positional minimum, and their share.
+
 Left: runs of SGD on the risk of the semantic/positional problem at :math:`\omega = 0.67`, folded into
 one quadrant; white: to the semantic minimum, dashed: to the positional one. Right: share of runs from
 the origin that end at the semantic one, with binomial standard errors; the transition is where both

@@ -5,6 +5,8 @@ Attention of extensive rank: factors against the matrix
 .. image:: /assets/figures/sgd_extensive_rank.png
    :alt: Cosines, errors and times of escape of attention trained by its factors or directly.
 
+Online SGD of an attention matrix, by its factors or directly.
+
 Online SGD of the factors (tied) of a softmax attention matrix of two tokens, and of the matrix itself
 (direct), from one start. Left: cosine with the teacher; dots are runs of `smi.train`. Middle: error;
 dashed: Bayes-optimal from :math:`\alpha=0.1`, dotted: the minimum of the same loss with a small weight

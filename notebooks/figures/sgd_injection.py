@@ -5,6 +5,8 @@ Online SGD: an encoding that makes odd targets visible
 .. image:: /assets/figures/sgd_injection.png
    :alt: Risk against overlap with and without an injected encoding; runs of SGD beside the flow.
 
+An encoding along the student's own weights makes odd targets visible to attention.
+
 Attention is even, so that the risk of an odd target is flat. With an encoding along the student's own
 weights its fields z become z + c, and the risk of a target of order k is one power of m:
 :math:`R(0) - 2 c_k m^k`. Right: SGD of that student (dots) beside the flow (arXiv 2506.02651,

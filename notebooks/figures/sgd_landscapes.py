@@ -5,6 +5,8 @@ Online SGD: what an encoding of positions does to the risk
 .. image:: /assets/figures/sgd_landscapes.png
    :alt: Maps of the population risk over the semantic and the positional overlap, four targets.
 
+Population risk over the semantic and the positional overlap, with two kinds of encoding.
+
 Population risk of attention over the semantic overlap m and the positional one e (arXiv 2506.02651).
 Above: with a paired encoding, whose direction has positive curvature: SGD escapes no sooner. Below: a
 target, 4/3 + He4(z_1) + 2 He4(z_2), of which the encoding makes an escape of order two, if the trace

@@ -5,6 +5,9 @@ All learners of two layers of attention in one picture
 .. image:: /assets/figures/sgd_learners.png
    :alt: Cosines of both layers against samples over dimension for four learners.
 
+All learners of two layers of attention, from message passing to online SGD, learn the last layer
+first.
+
 Cosines of both layers with the teacher against the samples that each learner has: message passing
 on its state evolution; full-batch descent, 80 steps from a cosine of 0.1 at :math:`\alpha` = 1, 2 and 5,
 on its theory; and online SGD (medians and quartiles of runs at D = 500, with the flow

@@ -5,6 +5,8 @@ Online SGD: first towards the positional corner, then away
 .. image:: /assets/figures/sgd_misaligned.png
    :alt: Runs of SGD on the risk at a = 0.76, omega = 0.95, and their overlaps against time.
 
+Runs of online SGD that first go to the positional corner, and then turn to the semantic minimum.
+
 The misaligned phase of the semantic/positional problem (a = 0.76, ω = 0.95): the positional direction
 is the steepest at the origin, but on the e axis the risk has a saddle that is nearly flat along m.
 Runs stay there for long, before they turn to the semantic minimum, the only one (arXiv 2506.02651,

@@ -5,6 +5,8 @@ Semantic or positional: the phase diagram of online SGD
 .. image:: /assets/figures/sgd_phases.png
    :alt: The plane of a and omega, coloured by the minimum that is lower and the one SGD sets out for.
 
+Which minimum is lower, and for which online SGD sets out, against the mixture and the encoding.
+
 Minima of the population risk of the semantic/positional problem [ALSKZ25, Fig. 4], and which of them
 SGD sets out for from the origin. The colours come from a polar grid of the disc m² + e² <= 1, the
 lines from derivatives at three points [theory: online-sgd, Eqs. (40) to (44)].

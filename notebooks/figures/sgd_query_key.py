@@ -5,6 +5,8 @@ Online SGD: query and key, tied and untied
 .. image:: /assets/figures/sgd_query_key.png
    :alt: Overlaps with the teacher of tied and untied students; overlap of query and key.
 
+A student with query and key learns at half the rate of one with a single vector.
+
 The label is the mean of a bilinear form of one direction, :math:`(\sum_l z_l)^2/L`; the student is the
 same form with one vector (tied) or with a query and a key. These first agree with each other, to 1/2,
 which gets the mean of the labels right, and then grow at half the rate of one vector. Bands: quartiles

@@ -5,6 +5,8 @@ Online SGD: tied and untied networks
 .. image:: /assets/figures/sgd_tying.png
    :alt: Overlaps along runs; steps to recovery against the number of tokens; gain of tying.
 
+A tied network recovers the target sooner than an untied one, by a factor of the number of tokens.
+
 A network that shares one direction between its L tokens against one that has a direction for each, on
 :math:`g = \sum_l z_l/\sqrt L` (arXiv 2506.02651). At equal rates the untied one takes L times as long;
 at the rate :math:`L\gamma` it would be as fast, but slows down, and from :math:`L = (1 + \eta)/(2

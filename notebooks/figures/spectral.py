@@ -5,6 +5,8 @@ Spectral start of phase retrieval
 .. image:: /assets/figures/spectral.png
    :alt: Left: eigenvalues of the spectral matrix, one above the bulk. Right: squared cosines.
 
+One eigenvalue of the spectral matrix leaves the bulk, and its eigenvector starts message passing.
+
 Left: the largest eigenvalues of the spectral matrix for one data set, beside the edge of its bulk and
 its outlier in the limit of large D. Right: squared cosines of its top eigenvector, and of message
 passing that starts from it, on their theories [MM18].

@@ -5,6 +5,9 @@ Trained attention: errors and the learned spectrum
 .. image:: /assets/figures/trained_attention.png
    :alt: Left: error against samples for weight decays, with runs. Right: eigenvalues of one run.
 
+Distance to the teacher of trained attention against the number of samples, and the learned
+spectrum.
+
 Softmax attention of two tokens, a teacher of width :math:`d/2`, labels with noise of variance
 :math:`\Delta = 0.05`, square loss. Left: distance to the teacher's matrix for weight decay of query
 and key (a nuclear norm :math:`\tau`) and for a ridge of their product trained directly (dashed):

@@ -126,7 +126,7 @@ def served():
 
 PAGES = {  # with so many pictures at least
     "docs/index": 1, "docs/gallery/index": 2, "docs/reference/inference": 0,
-    "docs/theory/multi-index": 0, "notebooks/02_two_layer_attention": 2,
+    "docs/theory/multi-index": 0, "notebooks/01_two_layers": 2,
 }  # fmt: skip
 
 

@@ -81,6 +81,17 @@ def test_what_computes_an_equation_exists():
             assert not [name for name in names if name.split(".")[-1] not in known], page.name
 
 
+def test_pages_of_theory_state_assumptions_code_and_tests():
+    """Before their first section; each number of an equation is given once on a page."""
+    for page in sorted((ROOT / "docs" / "theory").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        numbers = re.findall(r"\\tag\{(\w+)\}", text)
+        assert len(numbers) == len(set(numbers)), page.name
+        head = text.partition("\n## ")[0]
+        stated = [f"* **{word}:**" in head for word in ("Assumptions", "Code", "Tests")]
+        assert page.stem == "index" or all(stated), page.name
+
+
 @each_page
 def test_tests_exist_and_slow_ones_are_called_slow(path):
     for file, test, dagger in re.findall(TEST, prose(path)):

@@ -12,14 +12,16 @@
 # ---
 
 # %% [markdown]
-# # Which model starts to be learned at a given amount of data? Gradients of thresholds
+# # Thresholds by gradients
 #
-# A threshold $\alpha_c$ is a function of the parameters of the link, and differentiable: as the largest eigenvalue of a map
-# for weak recovery, by the implicit function theorem for later steps of the staircase. So one can follow the gradient to the
-# model that is learned from the least data, or to one that starts to be learned at a prescribed $\alpha$.
+# **What you learn:** to differentiate a threshold in a parameter of the model, and to find the parameter that gives a wanted threshold.
+# *A minute and a half on one core.*
+#
+# The $\alpha$ at which learning starts is a function of the parameters of the model, and it has derivatives. So one can ask the
+# inverse question: which model starts to be learned at a given amount of data?
 #
 # Sources: Troiani, Dandi, Defilippis, Zdeborová, Loureiro, Krzakala, AISTATS 2025 (arXiv 2405.15480); Troiani, Cui, Dandi,
-# Krzakala, Zdeborová, ICML 2025 (arXiv 2502.00901). Run time: two minutes on two cores.
+# Krzakala, Zdeborová, ICML 2025 (arXiv 2502.00901).
 
 # %%
 import os
@@ -32,19 +34,18 @@ import numpy as np
 import jaxsmi as smi
 from jaxsmi.workbench import plotting
 
-smi.setup()
+smi.setup()  # double precision
 small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
-averages = smi.Averages(points=2**12 if small else 2**14)
+averages = smi.Averages(points=2**11 if small else 2**13)
 key = jax.random.key(0)
 
 # %% [markdown]
 # ## 1. What the skip connection does to the threshold
 #
-# Of two attention layers with two tokens the last one is learned first, from $\alpha_2(c) = 1/\lambda_{\max}(F)$ on, where $c$
-# is the strength of the skip connection around the first layer (notebook 02). The derivative of an eigenvalue is that of the
-# map between its eigenvectors, $\mathrm d\lambda = \langle X, \mathrm dF(X)\rangle$. The parameter is $\log c$: it keeps $c$
-# positive, and a unit of it is a sensible step. One key for all evaluations makes a smooth function of them, so that a finite
-# difference is good to the square of its step:
+# Of two attention layers the last one is learned first ([two layers](01_two_layers.ipynb)), from $\alpha_2(c) = 1/\lambda_{\max}$ on:
+# $\lambda_{\max}$ is the largest eigenvalue of a linear map, and $c$ the strength of the skip connection. The parameter is $\log c$, which keeps $c$
+# positive. All calls have one key, and so one set of random points: $\alpha_2$ is then a smooth function of $c$, and a finite difference can
+# check its derivative.
 
 
 # %%
@@ -78,13 +79,13 @@ ax.minorticks_off()
 ax.set_xticks([0.25, 0.5, 1.0, 2.0, 4.0], ["1/4", "1/2", "1", "2", "4"])
 ax.legend(frameon=False, fontsize="small")
 plt.show()
-assert float(slope) < 0  # skips help
+assert float(slope) < 0  # a stronger skip connection needs less data
 
 # %% [markdown]
-# ## 2. A prescribed threshold
+# ## 2. The model with a given threshold
 #
-# Skips help. Which strength starts to learn at $\alpha = 0.2$? The answer is tested with a key of its own: an
-# independent estimate of the threshold must agree within the two error bars.
+# A stronger skip connection lowers the threshold. At which strength does learning start at $\alpha = 0.2$? `search_threshold` finds
+# it by Newton steps along the derivative. A second key, with other random points, tests the answer.
 
 # %%
 settings = {"averages": averages, "iteration": smi.Iteration(max_steps=8)}
@@ -101,13 +102,15 @@ assert (
 )
 
 # %% [markdown]
-# ## 3. Thresholds beyond the first
+# ## 3. Later thresholds
 #
-# `step=1` asks for the second step of the staircase, the first layer: its threshold is found along the fixed point that has
-# the last layer learned, and so is its derivative. That threshold is almost flat in the skip strength, so that the search
-# needs more than $2^{15}$ samples and some ten minutes; it is not run here.
+# `step=1` asks for the second threshold, that of the first layer. It is computed along the fixed point that has
+# the last layer learned, and so is its derivative. It hardly depends on the skip connection, so that the search
+# needs more than $2^{15}$ points and some ten minutes. It is not run here:
 #
 # ```python
 # precise = {"averages": smi.Averages(points=2**15), "iteration": smi.Iteration(tolerance=0.03)}
 # best = smi.search_threshold(attention, 0.0, key=key, step=1, **precise)
 # ```
+#
+# **Next:** [learners and their theories](04_learners.ipynb), or [differentiate through your own link](../docs/how-to/differentiate.md).

@@ -14,13 +14,12 @@
 # %% [markdown]
 # # Which layer does online SGD learn first?
 #
-# Two layers of attention, learned from fresh samples only: every sample is used once. The overlaps
+# Two layers of attention are learned by online SGD, which uses every sample once. The overlaps
 #
 # $$M=\frac{WW^{*\mathsf T}}D,\qquad Q=\frac{WW^{\mathsf T}}D$$
 #
-# of such a run are a Markov chain that can be drawn exactly at a cost that does not know $D$
-# (`smi.sgd.simulate`), they have a closed flow as $D\to\infty$ (`smi.sgd.flow`), and the unlearned state has growth rates
-# (`smi.sgd.rates`). Which layer is learned first, and when?
+# of such a run are a Markov chain, which `smi.sgd.simulate` draws exactly at a cost independent of $D$. As $D\to\infty$ they follow a
+# flow (`smi.sgd.flow`), and leave the unlearned state at computable rates (`smi.sgd.rates`). Which layer is learned first, and when?
 #
 # Theory: `docs/theory/online-sgd.md`, sections 11 to 13. Run time: some minutes on two cores.
 
@@ -163,7 +162,7 @@ assert (np.abs(gap) < allowed).all()
 # %% [markdown]
 # ## 4. All learners in one picture
 #
-# Message passing finds layer 2 from $\alpha=0.186$ and layer 1 from $0.719$ on (`02_two_layer_attention`): in the same order,
+# Message passing finds layer 2 from $\alpha=0.186$ and layer 1 from $0.719$ on ([two layers](01_two_layers.ipynb)): in the same order,
 # from two orders of magnitude fewer samples, each of which it may use many times. SGD that sees its data again and again is
 # between the two. `notebooks/figures/sgd_learners.py` computes all of them, each beside its theory where one is known, in five
 # minutes (`--full` for hours):

@@ -14,9 +14,9 @@
 # %% [markdown]
 # # When does each layer of a text classifier settle?
 #
-# The solvable models say that the last layer of attention is learned first (notebook 04). Here is a network without a teacher:
+# In the solvable models the last layer of attention is learned first ([two layers](01_two_layers.ipynb)). Is it so in a network on text? Here are
 # two layers of tied attention that sort questions into six classes, as in Fig. 3 of Troiani, Cui, Dandi, Krzakala, Zdeborová,
-# ICML 2025 (arXiv 2502.00901). A layer has settled when it resembles its end,
+# ICML 2025 (arXiv 2502.00901). How far a layer is from its final weights is measured by
 #
 # $$\mathrm{similarity}_\ell(t)=\frac{\langle W_\ell(t),W_\ell(T)\rangle}{\|W_\ell(t)\|\,\|W_\ell(T)\|}.$$
 #
@@ -43,7 +43,7 @@ key = jax.random.key(0)
 # %% [markdown]
 # ## 1. Questions as numbers
 #
-# A fifth of the questions is for testing; texts that are also learned are left out of it.
+# A fifth of the questions is for testing; those whose text is also in the training set are left out.
 
 # %%
 labels, texts = text_network.synthetic(count)
