@@ -44,6 +44,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": "docs/gallery",
     "plot_gallery": False,
     "ignore_pattern": r"_common\.py",
+    "thumbnail_size": (480, 220),  # most figures have two panels
     "within_subsection_order": "families.FamilyOrder",
     "download_all_examples": False,
     "show_signature": False,

@@ -5,8 +5,8 @@ Bilinear sequence regression: gradient descent
 .. image:: /assets/figures/bilinear_descent.png
    :alt: Errors of descent, its average and message passing; ends of descent against the rate.
 
-Errors of gradient descent, of its average over starts and of message passing, beside the Bayes-
-optimal error.
+Errors of gradient descent, of its average over starts and of message passing, beside the
+Bayes-optimal error.
 
 Left: gradient descent at a large rate, the average over its starts, and message passing, beside the
 Bayes-optimal error and twice that (what a sample of the posterior has). Grey: published (arXiv

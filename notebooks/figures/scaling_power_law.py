@@ -16,6 +16,10 @@ Left: Bayes (lines), weight decay (dots) and these powers (grey) for
 """
 
 # sphinx_gallery_thumbnail_path = 'assets/figures/scaling_power_law.png'
+import itertools
+
+import itertools
+
 import jax
 import numpy as np
 
@@ -32,7 +36,7 @@ def power_law(gamma):
     """k^{-γ}: the first 30 one by one, the others in sixty bins."""
     s = np.arange(1.0, COUNT + 1.0) ** -gamma
     cuts = np.r_[np.arange(HEAD), np.geomspace(HEAD, COUNT, 61).round().astype(int)]
-    bins = list(zip(cuts[:-1], cuts[1:], strict=True))
+    bins = list(itertools.pairwise(cuts))
     return smi.priors.Spectrum([np.sqrt(np.mean(s[a:b] ** 2)) for a, b in bins], np.diff(cuts))
 
 

@@ -1,5 +1,6 @@
 """Priors on matrices of given eigenvalues: against the Wishart law, an integral equation, and runs."""
 
+import itertools
 import re
 
 import jax
@@ -106,7 +107,7 @@ def test_quadratic_networks_with_power_laws(reference):
     values /= np.sqrt(np.mean(values**2))
     size = 1.0 / np.var(values)  # `Spectrum` has variance one
     cuts = np.r_[np.arange(30), np.geomspace(30, 400, 31).round().astype(int)]
-    bins = zip(cuts[:-1], cuts[1:], strict=True)
+    bins = itertools.pairwise(cuts)
     atoms = [np.sqrt(np.mean(values[a:b] ** 2)) for a, b in bins]
     prior = smi.priors.Spectrum(atoms, np.diff(cuts))
     model = smi.AttentionIndexed(1, prior, "linear", noise=0.1 * size)
