@@ -15,7 +15,7 @@
 # # Thresholds by gradients
 #
 # **What you learn:** to differentiate a threshold in a parameter of the model, and to find the parameter that gives a wanted threshold.
-# *A minute and a half on one core.*
+# *A minute on one core.*
 #
 # The $\alpha$ at which learning starts is a function of the parameters of the model, and it has derivatives. So one can ask the
 # inverse question: which model starts to be learned at a given amount of data?

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Extensive rank: when what is to be learned is a whole matrix
+# # Matrices of extensive rank
 #
 # In a model of a few directions, $N=\alpha D$ samples are the scale. Here the signal is a matrix of rank proportional to its
 # dimension, and the scale is $n\propto d^2$. Two models of it have the same solution: message passing with a denoiser

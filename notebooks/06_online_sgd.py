@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Which layer does online SGD learn first?
+# # Online SGD: which layer is learned first?
 #
 # Two layers of attention are learned by online SGD, which uses every sample once. The overlaps
 #

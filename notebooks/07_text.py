@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # When does each layer of a text classifier settle?
+# # Text: when does each layer of a classifier settle?
 #
 # In the solvable models the last layer of attention is learned first ([two layers](01_two_layers.ipynb)). Is it so in a network on text? Here are
 # two layers of tied attention that sort questions into six classes, as in Fig. 3 of Troiani, Cui, Dandi, Krzakala, Zdeborová,

@@ -141,6 +141,34 @@ def test_pages_open(served, page, images):
     assert not [message for message in messages if THEME not in message]
 
 
+NARROW = """<iframe src="{page}.html" style="width: 390px; height: 1000px"></iframe><script>
+addEventListener("load", () => {{
+  const all = document.querySelector("iframe").contentDocument.querySelectorAll(".bd-article *");
+  const outside = [...all].filter(e => e.getBoundingClientRect().right > 391);
+  const told = document.createElement("pre");
+  told.id = "counted";  // formulas and tables of numbers scroll
+  const cut = outside.filter(e => !e.closest(".formula, table"));
+  told.textContent = `${{cut.length}} of ${{all.length}}`;
+  document.body.append(told);
+}});</script>"""
+
+
+@looked_at
+@pytest.mark.parametrize("page", ["docs/index", "docs/reference/inference", "docs/how-to/own-link"])
+def test_nothing_is_cut_on_a_telephone(served, page):
+    """In a frame: a window of a headless browser is wider."""
+    path = SITE / f"{page}.html"
+    frame = path.with_name("counted-narrow.html")
+    frame.write_text(NARROW.format(page=path.stem), encoding="utf-8")
+    try:
+        shown, _ = browser.visit(served(frame))
+    finally:
+        frame.unlink()
+    cut, count = re.search(r'<pre id="counted">(\d+) of (\d+)', shown).groups()
+    assert int(cut) == 0
+    assert int(count) > 50
+
+
 @looked_at
 def test_search_finds(served):
     shown, messages = browser.visit(f"{served(SITE / 'search.html')}?q=staircase")
