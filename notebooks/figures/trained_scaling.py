@@ -2,7 +2,7 @@ r"""
 Scaling: teachers with a power law
 ==================================
 
-.. image:: /assets/figures/scaling_power_law.png
+.. image:: /assets/figures/trained_scaling.png
    :alt: Left: error against samples for two exponents. Right: eigenvalues of a run against samples.
 
 A teacher of eigenvalues :math:`\lambda_k\propto k^{-\gamma}`, of which labels tell linearly, with
@@ -15,9 +15,7 @@ Left: Bayes (lines), weight decay (dots) and these powers (grey) for
 (grey).
 """
 
-# sphinx_gallery_thumbnail_path = 'assets/figures/scaling_power_law.png'
-import itertools
-
+# sphinx_gallery_thumbnail_path = 'assets/figures/trained_scaling.png'
 import itertools
 
 import jax
@@ -89,4 +87,4 @@ for value in values[:shown]:
 ax[1].set(xscale="log", yscale="log", xlabel=r"$\alpha$", ylabel="eigenvalue")
 learned = np.isfinite(expected) & (np.array(expected) > 2.0)  # the edge of the noise is at 1.5
 compare("outliers", np.array(largest)[learned], np.array(expected)[learned], 0.3)
-save(ax, "scaling_power_law")
+save(ax, "trained_scaling")
