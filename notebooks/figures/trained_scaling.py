@@ -69,7 +69,7 @@ model = smi.AttentionIndexed(
 )
 values = np.asarray(model.prior.law.values)[::-1]  # of variance one
 alphas = np.geomspace(0.015, 0.3, 3 if QUICK else 8)
-largest, expected = [], []
+largest, expected, spread = [], [], []
 for alpha in alphas:
     learner = smi.MatrixErm(nuclear=tau)
     spectrum = smi.state_evolution(model, alpha, learner=learner).spectrum
@@ -78,6 +78,8 @@ for alpha in alphas:
     largest.append(np.sort(np.linalg.eigvalsh(np.asarray(run.weights)))[::-1][:shown])
     out = values[:shown] + spectrum.law.delta / values[:shown]
     learned = values[:shown] ** 2 > spectrum.law.delta
+    # an outlier moves by the noise along its vector, of variance 2N/d
+    spread.append(np.full(shown, float(np.sqrt(2.0 * spectrum.law.delta / dimension))))
     expected.append(np.where(learned, spectrum.shrinkage(spectrum.gain * out), np.nan))
 ax[1].plot(alphas, np.array(expected))
 ax[1].set_prop_cycle(None)
@@ -85,6 +87,9 @@ ax[1].plot(alphas, np.array(largest), **DOTS)
 for value in values[:shown]:
     ax[1].axhline(value, color=GREY, lw=0.6, zorder=0)
 ax[1].set(xscale="log", yscale="log", xlabel=r"$\alpha$", ylabel="eigenvalue")
-learned = np.isfinite(expected) & (np.array(expected) > 2.0)  # the edge of the noise is at 1.5
-compare("outliers", np.array(largest)[learned], np.array(expected)[learned], 0.3)
+learned = np.isfinite(expected)
+sizes = (np.array(rows)[learned] for rows in (largest, expected, spread))
+largest, expected, spread = sizes
+# beside the edge of the noise an outlier is drawn to it: 0.2 is what finite d adds there
+compare("outliers", largest, expected, 3.0 * spread + 0.2)
 save(ax, "trained_scaling")
