@@ -223,12 +223,12 @@ def curve(
             )
             solutions.append(solution)
             if not model.channel.closed_form:  # a root has no start
-                start = _next_start(solution, start)
+                start = next_start(solution, start)
             bar.update(1, {"α": number(alpha)})
     return Curve(tuple(solutions))
 
 
-def _next_start(solution: Solution, last: Start) -> Start:
+def next_start(solution: Solution, last: Start) -> Start:
     """Next to a fixed point; where none was reached, the last start again."""
     if concrete(solution.result) and int(solution.result) not in _REACHED:
         return last

@@ -22,9 +22,10 @@ from jaxtyping import PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.driver import Solution
-from jaxsmi.core.options import Averages
+from jaxsmi.core.options import Averages, Start
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.training import train
+from jaxsmi.inference.curve import next_start
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
@@ -209,8 +210,7 @@ def evolve(
     points = averages.points or (8192 if stderr is None else 512 if recovered else 2048)
     start: dict[str, Any] = {}
     if previous is not None and "start" not in settings:
-        # not quite at Q, so that unlearned indices can grow; V > 0 also where all is recovered
-        start = {"start": 0.995 * previous.overlap + 0.03 * previous.covariance}
+        start = {"start": next_start(previous, Start())}
     while True:
         sizes = Averages(points, averages.nets)
         solution = state_evolution(model, alpha, key=key, averages=sizes, **(start | settings))
@@ -220,7 +220,7 @@ def evolve(
             return solution
         # the error falls as 1/√points or faster: four times as many halve it at least
         points *= 4
-        start = {"start": solution.overlap}
+        start = {"start": next_start(solution, Start())}
 
 
 def _pass_messages(
