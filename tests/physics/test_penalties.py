@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.scipy.stats import t as student
 from scipy import integrate, optimize
+from scipy.special import logsumexp
 from scipy.stats import norm
 
 import jaxsmi as smi
@@ -388,3 +389,56 @@ def test_cross_entropy_takes_classes_and_probabilities():
     expected = np.log(np.sum(np.exp(z))) - z[1]
     for label in (jnp.array(1.0), jnp.array([0.0, 1.0, 0.0])):
         assert abs(smi.losses.cross_entropy(z, label) - expected) < 1e-12
+
+
+def least_cross_entropy(data, ridge, classes):
+    """Minimum of the cross entropy and a ridge by L-BFGS, written from the risk: W, and the loss."""
+    N, D = data.samples, data.dimension
+    X = np.asarray(data.inputs).reshape(N, D) / np.sqrt(D)
+    hot = np.eye(classes)[np.ravel(data.labels).astype(int)]
+
+    def risk(w):
+        W = w.reshape(classes, D)
+        Z = X @ W.T
+        norm = logsumexp(Z, axis=1, keepdims=True)
+        slope = (np.exp(Z - norm) - hot).T @ X + ridge * W
+        loss = np.sum(norm - np.sum(hot * Z, axis=1, keepdims=True))
+        return loss + 0.5 * ridge * w @ w, slope.ravel()
+
+    options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
+    start = np.zeros(classes * D)
+    end = optimize.minimize(risk, start, jac=True, method="L-BFGS-B", options=options)
+    return end.x.reshape(classes, D), (end.fun - 0.5 * ridge * end.x @ end.x) / N
+
+
+@SLOW
+def test_cross_entropy_of_three_classes():
+    """Multinomial regression: message passing ends at the minimum of L-BFGS; theory (traces of Q
+    and M, which rotations of classes share, and the loss) within four standard errors."""
+    likelihood = lambda y, z: jax.nn.log_softmax(2.0 * z[:, 0])[y.astype(int)]
+    sampler = lambda key, z: jax.random.categorical(key, 2.0 * z[:, 0]).astype(z.dtype)
+    mean = lambda z: jax.nn.softmax(2.0 * z[:, 0]) @ jnp.arange(3.0)
+    teacher = smi.MultiIndex(mean, indices=3, log_likelihood=likelihood, sampler=sampler)
+    student = smi.MultiIndex(lambda z: z[:, 0], indices=3)
+    learner = smi.Erm(student, loss=smi.losses.cross_entropy, ridge=0.5)
+    end = smi.state_evolution(teacher, 2.0, key=KEY, learner=learner)
+    assert end.converged
+    runs = []
+    for seed in range(8):
+        data = teacher.sample(jax.random.key(seed), dimension=300, alpha=2.0)
+        W, loss = least_cross_entropy(data, 0.5, 3)
+        runs.append((np.sum(W**2) / 300, np.sum(W * np.asarray(data.teacher)) / 300, loss))
+        if seed == 0:
+            run = smi.gamp(teacher, data, learner=learner, key=KEY)
+            np.testing.assert_allclose(run.weights, W, atol=2e-4)
+    errors = np.std(runs, axis=0, ddof=1) / 8**0.5
+    found = np.trace(end.overlap), np.trace(end.teacher_overlap), end.train_loss
+    # entries of Q and M share their nets: their errors add at most
+    ours = (
+        np.trace(end.stderr),
+        np.trace(end.stderrs["teacher_overlap"]),
+        end.stderrs["train_loss"],
+    )
+    for k in range(3):
+        difference = abs(float(found[k]) - np.mean(runs, axis=0)[k])
+        assert difference < 4.0 * np.hypot(errors[k], float(ours[k]))

@@ -341,3 +341,16 @@ def test_refusals():
         smi.MatrixErm(0.1, student=smi.links.linear())
     with pytest.raises(ValueError, match="key"):
         smi.state_evolution(smi.AttentionIndexed(2, 0.5), 0.2, learner=smi.MatrixErm(0.1))
+
+
+@SLOW
+def test_softmax_of_a_tiny_penalty_interpolates_as_linear_labels_do():
+    """Labels of two tokens fix h_11 - h_12 and h_22 - h_12, two measurements of S a sample: as τ → 0
+    the interpolating matrix of least norm is that of linear labels of one token at 2α."""
+    learner = smi.MatrixErm(nuclear=1e-5, loss=square)
+    linear = smi.AttentionIndexed(1, 0.2, "linear")
+    softmax = evolve(smi.AttentionIndexed(2, 0.2), 0.1, learner)
+    expected = float(evolve(linear, 0.2, smi.MatrixErm(nuclear=1e-5)).error)
+    # τ = 1e-3, 1e-4 and 1e-5: .1458(34), .1030(29) and .0907(28), for .0887
+    missing = 0.003
+    assert abs(float(softmax.error) - expected) < 4.0 * float(softmax.stderrs["error"]) + missing
