@@ -191,7 +191,7 @@ def gamp(
     """
     learner = Bayes() if learner is None else learner
     model = model_argument(model, "inference" if isinstance(learner, Bayes) else None)
-    validate.instance("data", data, Dataset, "a smi.Dataset, such as model.sample(..)")
+    validate.instance("data", data, Dataset, "smi.Dataset(inputs, labels), or model.sample(..)")
     validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
     validate.optional(validate.flag, "progress", progress)
     start = start if isinstance(start, Start) else Start(weights=start)

@@ -146,7 +146,7 @@ def spectral(
         [theory: spectral, Eqs. (3), (7) to (14)]; for one token [MM18].
     """
     model = model_argument(model, "spectral")
-    validate.instance("data", data, Dataset, "a smi.Dataset, such as model.sample(..)")
+    validate.instance("data", data, Dataset, "smi.Dataset(inputs, labels), or model.sample(..)")
     s = validate.number("regularisation", regularisation, UNIT_INTERVAL)
     key = validate.key("key", key)
     validate.optional(validate.flag, "estimate_norm", estimate_norm)

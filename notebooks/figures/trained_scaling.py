@@ -87,6 +87,10 @@ ax[1].plot(alphas, np.array(largest), **DOTS)
 for value in values[:shown]:
     ax[1].axhline(value, color=GREY, lw=0.6, zorder=0)
 ax[1].set(xscale="log", yscale="log", xlabel=r"$\alpha$", ylabel="eigenvalue")
+ax[1].set_xticks([0.02, 0.05, 0.1, 0.2], ["0.02", "0.05", "0.1", "0.2"])
+ax[1].set_yticks([2, 3, 4, 6, 12], ["2", "3", "4", "6", "12"])
+for axis in (ax[1].xaxis, ax[1].yaxis):
+    axis.set_minor_formatter("")
 learned = np.isfinite(expected)
 sizes = (np.array(rows)[learned] for rows in (largest, expected, spread))
 largest, expected, spread = sizes
