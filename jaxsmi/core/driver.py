@@ -102,8 +102,8 @@ class Result(enum.IntEnum):
     INPUTS = (
         13,
         "The inputs are not of mean zero, variance one and without correlations, as message "
-        "passing assumes: run it on data.standardise(), or data.whiten() for correlated features; "
-        "print(data.second_moments()) shows what fails.",
+        "passing assumes: print(data.second_moments()) shows what fails, and data.standardise() or "
+        "data.whiten(other_inputs) mend it.",
     )
     NOTHING_LEARNED = (
         9,
@@ -123,8 +123,8 @@ class Result(enum.IntEnum):
     )
     MAX_STEPS = (
         2,
-        "The run did not converge within max_steps, so that theory gives no error bar (NaN): raise "
-        "max_steps, or loosen tolerance; close to a threshold convergence is slow.",
+        "Not converged within max_steps: raise max_steps, or loosen tolerance; close to a threshold "
+        "convergence is slow. Theory has no error bar then (NaN).",
         "The run took all its steps before it reached its target: take more steps.",
     )
     DIVERGED = (

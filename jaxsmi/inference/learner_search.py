@@ -32,6 +32,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree
+from jaxsmi.core.display import safe_repr
 from jaxsmi.core.driver import Bar, LearnerSolution, Result, tqdm
 from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.validate import check
@@ -48,7 +49,7 @@ _SAME = 1e-3  # relative distance below which two fixed points are one
 _NOTHING = 1e-6  # of an overlap that is zero
 
 _BUILD = "a function of `start` that makes a learner"
-_OBJECTIVES = ("error", "test_loss")
+_OBJECTIVES = ("error", "test_loss", "cosine")
 _MAX_STEPS = 30
 _TOLERANCE = 1e-3  # one unit of log ridge is a sensible step
 
@@ -197,6 +198,9 @@ class LearnerSearch(SearchEnd):
 
     solution: LearnerSolution
 
+    def __repr__(self) -> str:
+        return safe_repr(self, lambda: f"{self._text('learner')}\n{self.solution!r}")
+
 
 def search_learner(
     model: AbstractModel,
@@ -219,8 +223,9 @@ def search_learner(
             own numbers are parameters counts as not convex unless it says `convex=True`.
         start: Parameters, a number, an array or a tree of them.
         key: As in `state_evolution`: one key for all parameters.
-        objective: "error", E ‖ŷ - y‖² without label noise, or "test_loss", E ℓ(ŷ, y). Default
-            "error".
+        objective: "error", E ‖ŷ - y‖² without label noise; "test_loss", E ℓ(ŷ, y); or "cosine", for
+            classes: the mean of 1 - cosine² over the indices of a student that has as many as the
+            teacher, which for signs falls with the share of wrong labels. Default "error".
         averages: As in `state_evolution`.
         iteration: `smi.Iteration(max_steps, tolerance)`: evaluations at most, default 30, and the
             step in the parameters below which the search ends, default 1e-3. A bar is shown where
@@ -270,7 +275,8 @@ def search_learner(
         parameters: PyTree, last: LearnerSolution
     ) -> tuple[Array, tuple[Array, LearnerSolution]]:
         solution = solve(parameters, Start(*_order(last)))
-        number = getattr(solution, name)
+        cosine = name == "cosine"
+        number = jnp.mean(1.0 - solution.cosine**2) if cosine else getattr(solution, name)
         return jnp.log(number), (number, solution)
 
     with Bar(iteration.max_steps or _MAX_STEPS, "learner search", None) as bar:

@@ -15,7 +15,6 @@ Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41); spectral
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -60,7 +59,13 @@ from jaxsmi.inference.spectral import (
     with_estimated_norm,
 )
 from jaxsmi.learners.base import AbstractLearner, BayesResponder
-from jaxsmi.models.base import AbstractModel, check_data, is_centred, model_argument
+from jaxsmi.models.base import (
+    AbstractModel,
+    check_data,
+    is_centred,
+    model_argument,
+    warn_of_inputs,
+)
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 
 _MAX_STEPS = 300
@@ -230,29 +235,6 @@ def gamp(
             rest = [*_FURTHER_SIZES]
     end = best_end(ends)
     return _blame_inputs(end) if at_fault else end
-
-
-def warn_of_inputs(model: AbstractModel, data: Dataset) -> bool:
-    """Warn of stored inputs that are not as message passing assumes; return True if they are not.
-
-    Where second moments of a part of them are beyond chance (p < 1e-8 for each of six statistics)
-    and off by more than 5 %, the warning says which, and the remedy. On iid inputs of a symmetric
-    law that is a false alarm with a probability below 1e-7 [theory: inputs, section 3].
-    """
-    # regenerated inputs are iid by construction, and inside jit there are no numbers to look at
-    if data.regenerated or len(model.design.laws) < 2:
-        return False
-    if not concrete(data.inputs) or not data.stored_inputs.is_fully_addressable:
-        return False
-    message = data.second_moments(quick=True).message
-    if message:
-        warnings.warn(
-            "message passing assumes inputs of iid entries of mean zero and variance one; these "
-            f"are not: {message}. The overlap may be wrong, or the run diverge. "
-            "print(data.second_moments(quick=True)) shows these numbers.",
-            stacklevel=3,
-        )
-    return bool(message)
 
 
 def _blame_inputs(end: Solution) -> Solution:

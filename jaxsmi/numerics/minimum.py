@@ -28,6 +28,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree
+from jaxsmi.core.display import number
 from jaxsmi.core.driver import Bar, Result
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import solve_definite
@@ -234,6 +235,12 @@ class SearchEnd(eqx.Module):
     def message(self) -> str:
         """The sentence that goes with the result code."""
         return Result(int(self.result)).remedy
+
+    def _text(self, name: str) -> str:
+        """The title of a representation, above that of what was found."""
+        leaves = ", ".join(number(leaf) for leaf in jax.tree.leaves(self.parameters))
+        code = Result(int(self.result)).name
+        return f"Search for a {name}: {code} after {self.steps} steps at parameters {leaves}"
 
 
 def minimise(

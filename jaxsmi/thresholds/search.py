@@ -22,6 +22,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, missing, theory_dtype
+from jaxsmi.core.display import safe_repr
 from jaxsmi.core.driver import Bar, Threshold
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.validate import POSITIVE
@@ -41,6 +42,9 @@ class Search(SearchEnd):
     """
 
     threshold: Threshold
+
+    def __repr__(self) -> str:
+        return safe_repr(self, lambda: f"{self._text('threshold')}\n{self.threshold!r}")
 
 
 def search_threshold(

@@ -242,18 +242,26 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
     """Write a netCDF file, complete or not at all.
 
     Args:
-        item: A Solution, several (stacked along alpha), an xarray.Dataset, or a
-            dict of these, whose names become the groups of the file.
+        item: A Solution, a Curve or other sequence of them (stacked along alpha), an
+            xarray.Dataset, or a dict of these, whose names become the groups of the file. (Any
+            object, a Threshold say, can be pickled.)
         path: Of the file.
         **attributes: Added to the attributes.
 
     Raises:
+        ValueError: For another item.
         ImportError: Without xarray, h5netcdf and h5py.
 
     Example:
         >>> save({"run": run, "theory": theory}, "out/learned.nc")  # doctest: +SKIP
     """
     xarray = import_xarray()
+    items = list(item.values()) if isinstance(item, dict) else [item]
+    storable = all(
+        isinstance(x, Solution | xarray.Dataset) or hasattr(x, "__iter__") for x in items
+    )
+    allowed = "a Solution, a sequence of them, an xarray.Dataset, or a dict of these"
+    validate.check(storable, "item", item, allowed)
     parts: dict[str, xarray.Dataset] = {}
     if isinstance(item, dict):
         described = _described(groups=", ".join(map(str, item)), **attributes)

@@ -11,7 +11,7 @@ from scipy import linalg, optimize
 
 import jaxsmi as smi
 from jaxsmi.core.data import block_of, second_moments
-from jaxsmi.inference.message_passing import warn_of_inputs
+from jaxsmi.models.base import warn_of_inputs
 from jaxsmi.priors import Gaussian, GaussianProfile
 
 KEY = jax.random.key(0)
