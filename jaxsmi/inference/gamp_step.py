@@ -50,7 +50,7 @@ from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import quotient
 
 # Calibration and widening
-_SIGNIFICANT = 3.0  # standard errors; usual: one of 370 steps is calibrated by chance
+SIGNIFICANT = 3.0  # standard errors; usual: one of 370 steps is calibrated by chance
 _MAX_WIDENING = 1e6  # of one step; where V is rounding, the ratio of distances is infinite
 _MAX_SHARE = 0.999  # of S that V may reach; derived: Q = S - V stays positive
 # Damping, empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is free
@@ -62,7 +62,9 @@ _MAX_DAMPING = 1.0 - 0.5**3
 _STEPS_TO_FREE = 5  # in a row in which a direction grew
 
 
-def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> tuple[Array, Array]:
+def calibration(
+    b: Array, A: Array, noise: Array, second_moment: Array, significance: Array
+) -> tuple[Array, Array]:
     """Calibrate the precision A and the fields b by the data.
 
     Theory says b = A W* + A^{1/2} ξ. A random start breaks this: its overlap M is √D times off its
@@ -89,6 +91,7 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> tuple
         A: Their precision as it was estimated, (P, P).
         noise: Σ g gᵀ/D, (P, P).
         second_moment: S of the prior, (P, P).
+        significance: Standard errors beyond which δ counts, here 3; infinite: nothing is rescaled.
 
     Returns:
         The calibrated A (P, P), and the matrix (P, P) that multiplies b and the Onsager term.
@@ -107,9 +110,9 @@ def calibration(b: Array, A: Array, noise: Array, second_moment: Array) -> tuple
     T = jnp.sum((vectors.T @ b) ** 2, axis=1) / (n * D) - 1.0
     deviation = (T - a * s) / (jnp.sqrt(2.0 / D) * (1.0 + a * s))
     # continuous in δ: what is within the error stays as it is
-    shrunk = 1.0 - (_SIGNIFICANT / deviation) ** 2
-    significant = jnp.where(jnp.abs(deviation) > _SIGNIFICANT, shrunk, 0.0)
-    least = jnp.minimum(a, _SIGNIFICANT * jnp.sqrt(2.0 / D) / s)
+    shrunk = 1.0 - (significance / deviation) ** 2
+    significant = jnp.where(jnp.abs(deviation) > significance, shrunk, 0.0)
+    least = jnp.minimum(a, significance * jnp.sqrt(2.0 / D) / s)
     new = jnp.maximum(a + significant * (T / s - a), least)
     scale = jnp.where(significant > 0.0, jnp.sqrt(new / n), 1.0)
     new = jnp.where(positive, new, 0.0)
@@ -143,7 +146,7 @@ class Misfit(NamedTuple):
     @property
     def excess(self) -> Array:
         """The ratio where it is significantly above one, else one."""
-        return jnp.where(self.significance > _SIGNIFICANT, jnp.maximum(self.ratio, 1.0), 1.0)
+        return jnp.where(self.significance > SIGNIFICANT, jnp.maximum(self.ratio, 1.0), 1.0)
 
 
 def misfit(
@@ -426,19 +429,21 @@ class Messages(NamedTuple):
 
 class Bethe(NamedTuple):
     """What the messages at the end of a run say of it (`GampIteration.bethe`): its Bethe
-    `free_entropy`, the `stability`, and the `direction` (P, P) of fastest growth, of trace one."""
+    `free_entropy`, the `stability`, and the `direction` (P, P) of fastest growth, of trace one;
+    and whether the messages are `rescaled` there by their calibration."""
 
     free_entropy: Array
     stability: Array
     direction: Array
+    rescaled: Array
 
 
 class GampIteration(AbstractSolver[GampLoopState]):
     """Message passing on one data set (module docstring).
 
     `start`: where it begins; `spectral`: the spectral estimate (P, D) in it, if any; `precision`:
-    the estimate of A; `calibrate`: A, b and V by the data; `adaptive`: the damping is chosen on the
-    way.
+    the estimate of A; `calibrate`: A, b and V by the data, beyond `significance`; `adaptive`: the
+    damping is chosen on the way.
     """
 
     observations: Observations
@@ -448,6 +453,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
     side: SideInformation
     damping: Array
     tolerance: Array
+    significance: Array
     key: PRNGKeyArray
     record: Callable[[GampState], PyTree] | None
     precision: str = eqx.field(static=True)
@@ -626,7 +632,9 @@ class GampIteration(AbstractSolver[GampLoopState]):
         rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
         if self.calibrate:
             noise = operator.precisions["outer"](seen.posterior.g, seen.posterior.dg)
-            A, rescaling = calibration(b, A, noise, self.observations.second_moment)
+            A, rescaling = calibration(
+                b, A, noise, self.observations.second_moment, self.significance
+            )
         b = contract(rescaling, b) + self.side.b
         return Messages(seen, A + self.side.precision, b, A, rescaling)
 
@@ -648,14 +656,12 @@ class GampIteration(AbstractSolver[GampLoopState]):
         """
         arguments = (self, state, None, self._draws(state))
         mesh = self.observations.mesh
-        everywhere = (EVERYWHERE,) * 3
+        everywhere = (EVERYWHERE,) * 4
         return Bethe(
             *on_devices(GampIteration._device_bethe, mesh, arguments, _of_samples, everywhere)
         )
 
-    def _device_bethe(
-        self, state: GampState, _: None, numbers: Draws | None
-    ) -> tuple[Array, Array, Array]:
+    def _device_bethe(self, state: GampState, _: None, numbers: Draws | None) -> Bethe:
         """`bethe`, as one device sees it."""
         operator = self.observations.operator
         messages = self._messages(operator, state, numbers)
@@ -675,7 +681,9 @@ class GampIteration(AbstractSolver[GampLoopState]):
         # without the calibration of b, which is of its fluctuations
         replicon = jnp.einsum("abcd,cdef->abef", squared, operator.squared(dg, dg_too))
         stability, direction = perron(replicon)
-        return of_signal + of_labels, stability, direction
+        # V V^T of eigenvectors is one up to rounding
+        rescaled = jnp.any(jnp.abs(messages.rescaling - jnp.eye(len(A))) > 1e-3)
+        return Bethe(of_signal + of_labels, stability, direction, rescaled)
 
     def _update_fields(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None

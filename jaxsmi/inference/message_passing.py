@@ -42,6 +42,7 @@ from jaxsmi.core.driver import (
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
 from jaxsmi.core.validate import check
 from jaxsmi.inference.gamp_step import (
+    SIGNIFICANT,
     Bethe,
     GampIteration,
     GampLoopState,
@@ -273,6 +274,7 @@ def _solver(
         side=begin.side,
         damping=jnp.asarray(task.dampings[0], theory_dtype()),
         tolerance=jnp.asarray(tolerance, theory_dtype()),
+        significance=jnp.asarray(SIGNIFICANT, theory_dtype()),
         key=_streams(key)[-1],
         record=None,
         precision=task.precision,
@@ -471,15 +473,37 @@ def _solve(
     label: str | None,
     key: PRNGKeyArray,
 ) -> Solution:
-    """The end of a run, and of others with more damping while one diverges."""
+    """The end of a run, and of others with more damping while one diverges.
+
+    Where the end itself rests on a rescaling of the messages, which posterior means do not need, it
+    may be that of fluctuations: a run without calibration is the answer if it converges, and to a
+    larger free entropy.
+    """
     numbers = (problem.start.weights, start.side_information, problem.damping, problem.tolerance)
     valid = validate.valid((task.model, task.risk, numbers))
+
+    def end_of(problem: GampIteration) -> tuple[Solution, Array]:
+        problem, run, bethe = _iterate(problem, every, label, key)
+        return _finish(problem, run, bethe, task.risk, key, valid), bethe.rescaled
+
+    solution, rescaled = end_of(problem)
     for more in task.dampings[1:]:
-        solution = _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
         if not (concrete(solution.result) and int(solution.result) in _DAMP_MORE_AFTER):
-            return solution
+            break
         problem = dataclasses.replace(problem, damping=jnp.asarray(more, theory_dtype()))
-    return _finish(*_iterate(problem, every, label, key), task.risk, key, valid)
+        solution, rescaled = end_of(problem)
+    numbers = (rescaled, solution.result, solution.free_entropy)
+    if not (task.calibrate and concrete(numbers)):
+        return solution
+    code = int(solution.result)
+    doubtful = bool(rescaled) or code == Result.MAX_STEPS
+    if not doubtful or code == Result.RECOVERED:
+        return solution
+    never = jnp.full_like(problem.significance, jnp.inf)
+    plain, _ = end_of(dataclasses.replace(problem, significance=never))
+    larger = plain.free_entropy > solution.free_entropy
+    better = plain.converged & (larger | ~jnp.asarray(solution.converged))
+    return plain if bool(better) else solution
 
 
 def _iterate(
@@ -493,7 +517,8 @@ def _iterate(
     while True:
         run = run_solver(problem, run, steps, every=every, label=label)
         bethe = _bethe(problem, run.state.state)
-        quiet = concrete(run.result) and int(run.result) in (Result.SUCCESS, Result.INACCURATE)
+        known = concrete((run.result, bethe.stability))  # eager derivatives trace the stability
+        quiet = known and int(run.result) in (Result.SUCCESS, Result.INACCURATE)
         if not (quiet and kicks > 0 and float(bethe.stability) > 1.0):
             return dataclasses.replace(problem, start=start), run, bethe
         problem = _kicked(problem, run, bethe, jax.random.fold_in(key, _KICKED + kicks))
