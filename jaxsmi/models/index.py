@@ -62,6 +62,8 @@ from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.iid import AbstractIidPrior, iid_prior
 
+_ERROR_POINTS = 4096  # of each net at least: the error of signs at α = 10 to 1 %
+
 
 class IndexModel(AbstractModel, AbstractTeacher):
     """A sequence multi-index model: prior on W (P, D), fields Z = W x/√D (P, M), channel p(y|Z).
@@ -249,6 +251,8 @@ class IndexMetric(AbstractMetric):
         """Compute the plug-in prediction error."""
         # at a Bayes-optimal fixed point M = Q = S - V
         Q = self.model.prior.second_moment(self.model.indices) - V
+        # links are cheap, while a posterior in closed form needs few points
+        points = max(points, _ERROR_POINTS)
         return prediction_error(self.model, Q, key=key, points=points).value
 
 
