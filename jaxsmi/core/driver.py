@@ -239,6 +239,16 @@ class Ends(eqx.Module):
     agreement: Array
     weights: Array
 
+    def __repr__(self) -> str:
+        return safe_repr(self, self._text)
+
+    def _text(self) -> str:
+        rows = [["start", "code", "free entropy", "stability", "agreement with the others"]]
+        for k, code in enumerate(np.asarray(self.result)):
+            numbers = number(self.free_entropy[k], 6), number(self.stability[k])
+            rows.append([str(k), Result(int(code)).name, *numbers, number(self.agreement[k])])
+        return describe(f"Ends of {len(self.result)} starts", rows=rows)
+
 
 class Solution(eqx.Module):
     """What a solver returns: the overlap it ended at, how sure it is, and how it got there.

@@ -113,13 +113,18 @@ class Curve(eqx.Module):
 
     def _text(self) -> str:
         P = self[0].overlap.shape[0]
+        # the overlap of a learner is the size of its weights, not what was learned
+        learned = isinstance(self[0], LearnerSolution)
         rows = [["α", *index_names(self[0].model, P), "error", "code"]]
         for one in self.solutions:
             Q, errors = jnp.diagonal(one.overlap), jnp.diagonal(one.stderr)
-            overlaps = [format_estimate(q, e) for q, e in zip(Q, errors, strict=True)]
+            columns = [format_estimate(q, e) for q, e in zip(Q, errors, strict=True)]
+            if learned:
+                columns = [number(cosine) for cosine in one.cosine]
             code = Result(int(one.result)).name
-            rows.append([number(one.alpha), *overlaps, number(one.error), code])
-        return describe(f"Curve of {len(self)} solutions: overlaps", rows=rows)
+            rows.append([number(one.alpha), *columns, number(one.error), code])
+        name = "cosines" if learned else "overlaps"
+        return describe(f"Curve of {len(self)} solutions: {name}", rows=rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw Q/ρ of each index (of learners the squared cosine) against α, with error bands.
