@@ -231,7 +231,7 @@ def gamp(
             none = jnp.zeros_like(solver.start.weights)
             solver = dataclasses.replace(solver, spectral=none)
         task = task._replace(model=solver.observations.model)
-        ends.append(_solve(solver, task, start, every, label, key))
+        ends.append(_solve(solver, task, start, every, label, key, several))
         if default and len(ends) == 2 and _disagree(ends):
             rest = [*_FURTHER_SIZES]
     end = best_end(ends)
@@ -472,12 +472,13 @@ def _solve(
     every: int,
     label: str | None,
     key: PRNGKeyArray,
+    several: bool,
 ) -> Solution:
     """The end of a run, and of others with more damping while one diverges.
 
     Where the end itself rests on a rescaling of the messages, which posterior means do not need, it
     may be that of fluctuations: a run without calibration is the answer if it converges, and to a
-    larger free entropy.
+    larger free entropy. (Of `several` starts the ends are compared anyway.)
     """
     numbers = (problem.start.weights, start.side_information, problem.damping, problem.tolerance)
     valid = validate.valid((task.model, task.risk, numbers))
@@ -497,12 +498,13 @@ def _solve(
         return solution
     code = int(solution.result)
     doubtful = bool(rescaled) or code == Result.MAX_STEPS
-    if not doubtful or code == Result.RECOVERED:
+    if several or not doubtful or code == Result.RECOVERED:
         return solution
     never = jnp.full_like(problem.significance, jnp.inf)
     plain, _ = end_of(dataclasses.replace(problem, significance=never))
-    larger = plain.free_entropy > solution.free_entropy
-    better = plain.converged & (larger | ~jnp.asarray(solution.converged))
+    # a run that has not settled is at its free entropy up to fluctuations
+    slack = jnp.where(solution.converged, 0.0, _SAME / solution.state.weights[0].size)
+    better = plain.converged & (plain.free_entropy > solution.free_entropy - slack)
     return plain if bool(better) else solution
 
 
