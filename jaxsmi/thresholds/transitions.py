@@ -43,7 +43,8 @@ _RETRY_V = 1e-3
 _MIN_DISTANCE, _MIN_DISTANCE_ABSOLUTE = 0.02, 1e-4
 # of the uninformed branch; relative to V/S of the others
 _UNINFORMED_TOLERANCE, _INFORMED_TOLERANCE = 1e-5, 1e-2
-_PERFECT_V = 1e-6  # V/S that stands for Q = S in the free entropy
+# V/S that stands for Q = S in the free entropy, from which that of signs is off by √V
+_PERFECT_V = 1e-10
 
 
 class Branches(NamedTuple):
@@ -129,7 +130,7 @@ class _Hysteresis(eqx.Module):
         """True where the informed branch exists, and has the larger free entropy (R,)."""
         # all at the same keys: the errors of both branches cancel in the difference
         uninformed, informed = (self.free_entropies(alpha, V, keys) for V in both[:2])
-        # at the branch itself, V = 1e-7 S, the binary perceptron came out at 1.492, not 1.249
+        # at the branch itself, V = 1e-7 S, the binary perceptron came out at 1.492, not 1.245
         if self.informed_is_perfect:
             return self.perfect_free_entropies(alpha, keys) > uninformed
         return both.converged & both.distinct & (informed > uninformed)
