@@ -49,6 +49,8 @@ averages = smi.Averages(points)
 #
 # `sample` draws a teacher, inputs and labels. `gamp` sees inputs and labels only. We start it from small random weights to
 # watch it learn.
+#
+# Each new number of samples compiles once (10 to 20 s); `smi.setup(cache="folder")` keeps the programs for later processes.
 
 # %%
 model = smi.DeepAttention(depth=2, tokens=2, skip=1.0)
