@@ -20,7 +20,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import pickle
+import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Hashable
@@ -47,9 +50,10 @@ Tree = TypeVar("Tree")
 _SINGLE = (
     "channels and fixed points need float64, which is off. Call smi.setup() at the start "
     "of the program; until then errors below about 1e-3 are not reached, and reported errors are "
-    "floored there."
+    "floored there. (smi.setup(x64=False) asks for float32: no warning.)"
 )
 _warned = False
+_TRACERS = ("jax", "equinox")
 # up to so many numbers NumPy on the host is faster than compiling an operation of jax.numpy
 _FEW = 2**16
 
@@ -121,8 +125,25 @@ def theory_dtype() -> jnp.dtype:
         return jnp.dtype("float64")
     if not _warned:
         _warned = True
-        warnings.warn(_SINGLE, stacklevel=3)
+        warnings.warn(_SINGLE, stacklevel=_users_level())
     return jnp.dtype("float32")
+
+
+def warn_of_single(warn: bool) -> None:
+    """Warn once more where float64 is off; False: never, the user asked for float32."""
+    global _warned
+    _warned = not warn
+
+
+def _users_level() -> int:
+    """The `stacklevel`, seen from the caller, of the line that called the package."""
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    # the outermost call: between frames of the package are those of JAX, which traces it
+    level = max((k for k, package in enumerate(packages, 1) if package == "jaxsmi"), default=1)
+    # and that may be by way of a method of a module, or of jax.vmap
+    between = itertools.takewhile(lambda package: package in _TRACERS, packages[level:])
+    return level + sum(1 for _ in between) + 1
 
 
 def is_zero(value: object) -> bool:

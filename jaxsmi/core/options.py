@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, as_module, is_zero
+from jaxsmi.core.arrays import PyTree, as_module, is_zero, warn_of_single
 from jaxsmi.core.validate import FRACTION, POSITIVE
 
 _PRECISIONS = ("controlled", "outer", "divergence", "state")
@@ -245,7 +245,8 @@ def setup(
     """Set up JAX for this process: call it once, before the first computation.
 
     Args:
-        x64: Enable double precision, which theory needs. Default True.
+        x64: Enable double precision, which theory needs; False: float32, without the warning that
+            says so. Default True.
         quick_compile: Let XLA compile faster and optimise less (a half of the compile time; long
             runs may be slower), with versions of jaxlib whose flags are known. It has no effect
             once a device has started. Variables in XLA_FLAGS are left as they are. Default True.
@@ -261,6 +262,7 @@ def setup(
         >>> smi.setup(quick_compile=False)
     """
     jax.config.update("jax_enable_x64", validate.flag("x64", x64))
+    warn_of_single(x64)
     if validate.flag("quick_compile", quick_compile):
         _compile_quickly()
     folder = validate.optional(validate.path, "cache", cache)

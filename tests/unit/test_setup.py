@@ -56,6 +56,14 @@ def test_a_users_own_settings_stay(tmp_path):
     assert answer["dtype"] == "float32"
 
 
+def test_float32_is_warned_of_at_the_users_line_unless_asked_for():
+    use = "smi.priors.Rademacher().overlap(jax.numpy.eye(1))"  # by way of frames of JAX
+    [(file, sentence)] = process(use)["said"]
+    assert file == "<string>"  # the script
+    assert "need float64, which is off. Call smi.setup()" in sentence
+    assert not process(f"smi.setup(x64=False); {use}")["said"]
+
+
 @pytest.mark.parametrize("wrong", [{"x64": 1}, {"quick_compile": None}, {"cache": 3}])
 def test_a_wrong_argument_is_named(wrong):
     with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}: got "):
