@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import ClosedFunction, concrete
 
 _FEW = 6  # longer arrays are shown by shape: a line has 100 characters
 
@@ -77,6 +77,8 @@ def format_estimate(value: ArrayLike, stderr: ArrayLike) -> str:
 
 def _field_repr(value: object) -> str:
     """A field of a model in a few characters."""
+    if isinstance(value, ClosedFunction):
+        return repr(value).rpartition("<locals>.")[2]
     if isinstance(value, eqx.Module):
         return constructor_repr(value, parts=False)
     if isinstance(value, (jax.Array, np.ndarray, float)):
@@ -90,6 +92,9 @@ def constructor_repr(module: eqx.Module, parts: bool = True) -> str:
     names = dict.fromkeys([*inspect.signature(type(module)).parameters, "prior"])
     # by getattr: a constructor may keep an argument elsewhere, with a property of its name
     fields = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    # a method of an argument's name calls the user's function, which the channel keeps
+    law = getattr(getattr(module, "channel", None), "law", None)
+    fields = {name: law if hasattr(x, "__func__") else x for name, x in fields.items()}
     kinds = (str, int, float, jax.Array, np.ndarray, *((eqx.Module,) if parts else ()))
     shown = [f"{n}={_field_repr(value)}" for n, value in fields.items() if isinstance(value, kinds)]
     return f"{type(module).__name__}({', '.join(shown)})"

@@ -64,6 +64,16 @@ def test_models_are_shown_as_their_constructors_with_all_numbers():
     assert "rank_ratio=0.5" in repr(MATRIX)
 
 
+def tanh_sum(z):
+    return jnp.sum(jnp.tanh(z[:, 0]))
+
+
+def test_a_models_functions_are_shown_by_name():
+    assert "(link=tanh_sum, " in repr(smi.MultiIndex(tanh_sum, indices=2, noise=0.1))
+    assert "(link=<lambda>, " in repr(smi.MultiIndex(lambda z: z[0, 0] ** 3, indices=1))
+    assert "link=" not in repr(smi.links.sign())  # made of a channel
+
+
 @pytest.mark.parametrize(
     ("value", "error", "shown"),
     [
