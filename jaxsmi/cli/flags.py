@@ -380,6 +380,12 @@ def call(words: CommandLine, values: Mapping[str, Any]) -> Any:
     return make(words.command.target, ())
 
 
+def arguments_of(target: str, words: bool = True) -> list[str]:
+    """Names of the arguments of a target that words can give; False: of those that take objects."""
+    own = [x for x in read(target).arguments if x.name not in ("model", "data", *_FROM_COMMON)]
+    return [x.name for x in own if words is (_word_type(x) is not None)]
+
+
 def _value(flag: Flag, value: Any) -> Any:
     """The value of a flag as the function takes it."""
     if flag.path[-1] == "student":
@@ -399,7 +405,7 @@ def make_model(name: str, **parameters: Any) -> Any:
     from jaxsmi.core.validate import check
 
     check(name in MODELS, "model", name, f"one of {', '.join(MODELS)}")
-    names = [argument.name for argument in read(MODELS[name]).arguments]
+    names = arguments_of(MODELS[name])
     unknown = ", ".join(word for word in parameters if word not in names)
     check(not unknown, "parameters", unknown, f"those of {name}: {', '.join(names)}")
     # α and the dimension are those of the command

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from jaxsmi.cli import process
-from jaxsmi.cli.flags import COMMANDS, MODELS, CommandLine, Flag, flags_of, read
+from jaxsmi.cli.flags import COMMANDS, MODELS, CommandLine, Flag, arguments_of, flags_of, read
 
 _ABOUT = """Solvable models of learning with attention.
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
             report.set_up()
         return report.execute(words)
     except CycloptsError as error:
-        sentence = _plain(error)
+        sentence = _plain(error, _kind(place))
         print(f"{begin}: {sentence} (see {begin} --help)", file=sys.stderr)
     except BrokenPipeError:
         raise
@@ -93,9 +93,11 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
     """Read the flags; None where the words asked for help, which is printed then."""
     app = App(name=begin, help=_summary(place.name), help_format="plaintext", version_flags=[])
     choices = {} if place.model else _choices(place.name)
-    if choices and not rest:
-        kind = "model" if place.name in COMMANDS else "command"
-        raise CycloptsError(msg=f"A {kind} is needed: {', '.join(choices)}.")
+    if choices and _kind(place) == "model":
+        app.usage, app.group_commands = f"Usage: {begin} MODEL", "Models"
+    asks = any(word in ("-h", "--help", "--version") for word in rest)
+    if choices and not asks and (not rest or rest[0][:1] == "-"):
+        raise CycloptsError(msg=f"A {_kind(place)} is needed: {', '.join(choices)}.")
     for choice, summary in choices.items():
         app.command(_stub, name=choice, help=summary)
     if not choices:
@@ -112,6 +114,11 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
     values = dict(bound.arguments)
     common = {key: values.pop(key) for key in [*_COMMON, "runs"] if key in values}
     return place._replace(values=values, common=common)
+
+
+def _kind(place: CommandLine) -> str:
+    """What the next word is."""
+    return "model" if place.name in COMMANDS else "command"
 
 
 def _summary(name: str) -> str:
@@ -135,15 +142,16 @@ def _reject_unknown(place: CommandLine, rest: Sequence[str], names: list[str]) -
     given = [word[2:].partition("=")[0].replace("_", "-") for word in rest if word[:2] == "--"]
     # --no-x switches x off
     for name in [x for x in given if x.removeprefix("no-") not in known]:
-        models = [x for x in MODELS if name.replace("-", "_") in _arguments_of(x)]
+        argument = name.replace("-", "_")
+        targets = [place.command.target, *([MODELS[place.model]] if place.model else [])]
+        models = [x for x in MODELS if place.model and argument in arguments_of(MODELS[x])]
         close = difflib.get_close_matches(name, known, 1)
         said = f" Did you mean --{close[0]}?" if close else ""
-        said = f" It belongs to {' and '.join(models)}." if models and place.model else said
+        said = f" It belongs to {' and '.join(models)}." if models else said
+        objects = any(argument in arguments_of(target, words=False) for target in targets)
+        if objects:
+            raise CycloptsError(msg=f"--{name} takes an object: use Python.")
         raise CycloptsError(msg=f"There is no flag --{name} here.{said}")
-
-
-def _arguments_of(model: str) -> list[str]:
-    return [argument.name for argument in read(MODELS[model]).arguments]
 
 
 def _stub(**values: Any) -> None:
@@ -180,13 +188,14 @@ def _argument(flag: Flag, positional: bool = False) -> inspect.Parameter:
     return kinds(flag.name, place, default=default, annotation=kind)
 
 
-def _plain(error: CycloptsError) -> str:
-    """What is wrong with the words, in one sentence."""
+def _plain(error: CycloptsError, kind: str) -> str:
+    """What is wrong with the words, in one sentence; `kind`: what the first of them is."""
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return f"A value of {error.argument.name} is needed."
     if isinstance(error, UnusedCliTokensError):
         return f'"{" ".join(error.unused_tokens or [])}" belongs to no flag.'
-    return " ".join(str(error).split())
+    sentence = " ".join(str(error).split())
+    return re.sub(r"(Unknown|Available) command", rf"\1 {kind}", sentence)
 
 
 def _with_flag(sentence: str) -> str:

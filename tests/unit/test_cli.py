@@ -57,6 +57,11 @@ def started(*words):
     [
         ([], "A command is needed"),
         (["gamp"], "A model is needed"),
+        (["gamp", "--alpha", "1"], "A model is needed: deep-attention, "),
+        (["sgd", "--alpha", "1"], "A command is needed: flow, "),
+        (["gamp", "sgn"], 'Unknown model "sgn". Did you mean "sign"? Available models: '),
+        (["gamp", "sign", "--prior", "x"], "gamp sign: --prior takes an object: use Python."),
+        (["gamp", "deep-attention", "--link", "x"], "There is no flag --link here. (see"),
         (["gmp", "sign"], 'Did you mean "gamp"?'),
         (["gamp", "deep-atention"], 'Did you mean "deep-attention"?'),
         (["gamp", "sign", "--aplha", "2"], "Did you mean --alpha?"),
