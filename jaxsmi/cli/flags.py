@@ -10,11 +10,12 @@ over a second, for which `--help` and an answer to a misspelt flag must not wait
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import importlib
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from docstring_parser import google
@@ -400,28 +401,48 @@ def make_model(name: str, **parameters: Any) -> Any:
     """Make a model by its name on the command line.
 
     Raises:
-        ValueError: For an unknown name or parameter.
+        ValueError: For an unknown name or parameter, in the terms of the file of a sweep.
     """
     from jaxsmi.core.validate import check
 
     check(name in MODELS, "model", name, f"one of {', '.join(MODELS)}")
     names = arguments_of(MODELS[name])
-    unknown = ", ".join(word for word in parameters if word not in names)
-    check(not unknown, "parameters", unknown, f"those of {name}: {', '.join(names)}")
+    check_names("[parameters] ", parameters, names)
     # α and the dimension are those of the command
     presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
     return load(MODELS[name])(**presets | parameters)
 
 
-def with_records(solver: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a solver, the fields of its records of settings gathered in these."""
-    keywords = dict(settings)
-    command = COMMANDS[solver.replace("_", "-")]
-    for argument in read(command.target).arguments:
-        names = names_in(argument.annotation)
-        for target in [target for name, target in _RECORDS.items() if name in names]:
-            fields = [field.name for field in read(target).arguments]
+def check_names(place: str, given: Iterable[str], allowed: Sequence[str]) -> None:
+    """Raise a ValueError that names the first name that is not allowed, or the one meant by it."""
+    for name in given:
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, 1)
+            names = f"; allowed: {', '.join(allowed) or 'none'}."
+            said = f": did you mean {close[0]}?" if close else names
+            raise ValueError(f"{place}{name} is unknown{said}")
+
+
+def with_records(solver: str, names: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a solver, the fields of its records of settings gathered in these.
+
+    Args:
+        solver: The name of its command.
+        names: The keyword arguments that it may be given.
+        settings: Values by their names, and by those of fields.
+
+    Raises:
+        ValueError: For a name that is neither.
+    """
+    keywords, words = dict(settings), list(names)
+    for argument in read(COMMANDS[solver].target).arguments:
+        types = names_in(argument.annotation)
+        for target in [target for name, target in _RECORDS.items() if name in types]:
+            # a loss is a function, which only a command makes of its name
+            fields = [field for field in arguments_of(target) if field != "loss"]
+            words = [x for x in words if x != argument.name or _word_type(argument)] + fields
             values = {field: keywords.pop(field) for field in fields if field in keywords}
             if values:
                 keywords[argument.name] = load(target)(**values)
+    check_names("[settings] ", settings, list(dict.fromkeys(words)))
     return keywords

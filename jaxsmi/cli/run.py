@@ -18,14 +18,14 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 import jaxsmi as smi
-from jaxsmi.cli.flags import make_model, with_records
+from jaxsmi.cli.flags import check_names, make_model, with_records
 from jaxsmi.cli.report import Report, plain, report
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.driver import Result, Solution, counts, tqdm
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, sweeps
-from jaxsmi.workbench.rows import SOLVERS, Grid, Row, evolve
+from jaxsmi.workbench.rows import SOLVERS, Grid, Row, evolve, setting_names
 
 if TYPE_CHECKING:
     import xarray
@@ -219,26 +219,40 @@ def read_grid(file: pathlib.Path) -> Grid:
 
     Raises:
         ValueError: For an entry that cannot be read.
+        FileNotFoundError: Where there is no file.
     """
     try:
-        entries = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as failure:
-        raise ValueError(f"{file}: {failure}.") from failure
-    right = set(_REQUIRED) <= set(entries) <= set(_ENTRIES)
-    allowed = f"entries {' and '.join(_REQUIRED)}, and any of {', '.join(_ENTRIES[2:])}"
-    validate.check(right, str(file), ", ".join(entries), allowed)
-    values = {name: _range(name, x) for name, x in entries.get("parameters", {}).items()}
+        return _grid(tomllib.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError as failure:
+        raise FileNotFoundError(f"{file}: no such file.") from failure
+    except ValueError as failure:  # also of TOML, and of the model
+        sentence = str(failure)
+        raise ValueError(f"{file}: {sentence}{'' if sentence[-1] in '.?' else '.'}") from failure
+
+
+def _grid(entries: dict[str, Any]) -> Grid:
+    """The grid of the entries of a file."""
+    check_names("", entries, _ENTRIES)
+    missing = [name for name in _REQUIRED if name not in entries]
+    if missing:
+        raise ValueError(f"missing: {' and '.join(missing)}.")
+    parameters, settings = (
+        validate.instance(name, entries.get(name, {}), dict, f"a table [{name}]")
+        for name in ("parameters", "settings")
+    )
+    values = {name: _range(name, x) for name, x in parameters.items()}
     axes = {name: value for name, value in values.items() if isinstance(value, list)}
     fixed = {name: value for name, value in values.items() if name not in axes}
-    build = functools.partial(make_model, entries["model"], **fixed)
+    build = functools.partial(make_model, str(entries["model"]), **fixed)
     # one model now: a misspelt parameter must not wait for the first row
-    build(**{name: axis[0] for name, axis in axes.items()})
-    solver = str(entries.get("solver", "state-evolution")).replace("-", "_")
-    settings = dict(entries.get("settings", {}))
-    if solver in SOLVERS:
-        settings = with_records(solver, settings)
+    build(**{name: axis[0] for name, axis in axes.items() if axis})
+    words = [name.replace("_", "-") for name in SOLVERS]
+    solver = str(entries.get("solver", words[0])).replace("_", "-")
+    validate.check(solver in words, "solver", solver, f"one of {', '.join(words)}")
+    name = solver.replace("-", "_")
+    settings = with_records(solver, setting_names(name)[0], settings)
     alpha = _range("alpha", entries["alpha"])
-    return Grid(build, alpha, axes, entries.get("seeds", 1), solver, settings)
+    return Grid(build, alpha, axes, entries.get("seeds", 1), name, settings)
 
 
 def _range(name: str, value: Any) -> Any:
@@ -248,6 +262,7 @@ def _range(name: str, value: Any) -> Any:
     allowed = '{from, to, points, scale = "linear" or "log", with positive ends}'
     scale = value.get("scale", "linear")
     right = set(value) - {"scale"} == {"from", "to", "points"} and scale in ("linear", "log")
+    right = right and all(isinstance(value[x], (int, float)) for x in ("from", "to", "points"))
     right = right and (scale == "linear" or min(value["from"], value["to"]) > 0)
     validate.check(right, name, value, allowed)
     space = np.geomspace if scale == "log" else np.linspace

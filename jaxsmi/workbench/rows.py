@@ -79,7 +79,7 @@ class Grid:
         known = solver in SOLVERS if isinstance(solver, str) else callable(solver)
         check(known, "solver", solver, f"one of {tuple(SOLVERS)}, or a function")
         self.solver = solver
-        names, others = _setting_names(solver)
+        names, others = setting_names(solver)
         unknown = ", ".join(name for name in settings if name not in names)
         own = f"settings of this solver: {', '.join(names) or 'none'}"
         check(others or not unknown, "settings", unknown, own)
@@ -287,7 +287,7 @@ SOLVERS: dict[str, tuple[Solver, Solver]] = {
 }
 
 
-def _setting_names(solver: str | Solver) -> tuple[list[str], bool]:
+def setting_names(solver: str | Solver) -> tuple[list[str], bool]:
     """Names of the settings of a solver, and True if it takes any others."""
     own, called = SOLVERS[solver] if isinstance(solver, str) else (solver, None)
     # the first four are (model, alpha, key, previous), and the sweep passes them

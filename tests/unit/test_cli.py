@@ -247,11 +247,19 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"linear"', '"linnear"', "model"), ("noise =", "nose =", "nose"),
-        ("points = 4", "dots = 4", "noise"), ("[parameters]", "[parameter]", "parameter"),
+        ('"linear"', '"linnear"', "grid.toml: model: got 'linnear'; allowed: one of deep-att"),
+        ("noise =", "nose =", "grid.toml: [parameters] nose is unknown: did you mean noise?"),
+        ("noise =", "width =", "grid.toml: [parameters] width is unknown; allowed: noise, tokens."),
+        ("alpha =", "solvr = 'gamp'\nalpha =", "grid.toml: solvr is unknown: did you mean solver?"),
+        ("alpha =", "solver = 'x'\nalpha =", "solver: got 'x'; allowed: one of state-evolution, g"),
+        ("alpha =", "seeds =", "grid.toml: missing: alpha."), ("0.1", "'a'", "toml: noise: got"),
+        ("alpha =", "settings = 3\nalpha =", "settings: got 3; allowed: a table [settings]."),
+        ("points = 4", "dots = 4", "noise"), ("[parameters]", "[parameter]", "parameter is unk"),
         ("from = 0.1", "from = -0.1", "noise"), ("alpha =", "alpha", "grid.toml"),
-        ("[0.5, 1.0]", "[1.0, 0.5]", "--alpha: got"),
-        ("[parameters]", "settings = {sample = 2}\n[parameters]", "sample"),
+        ("[0.5, 1.0]", "[1.0, 0.5]", "grid.toml: alpha: got"),
+        ("[parameters]", "settings = {sample = 2}\n[parameters]",
+         "[settings] sample is unknown; allowed: stderr, most, start, progress, precision, cal"),
+        ("[parameters]", "settings = {averages = 2}\n[parameters]", "points, nets, max_steps, to"),
     ],
 )  # fmt: skip
 def test_a_wrong_entry_of_a_file_is_named(capsys, tmp_path, old, new, said):
@@ -261,6 +269,11 @@ def test_a_wrong_entry_of_a_file_is_named(capsys, tmp_path, old, new, said):
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_missing_file_is_named(capsys):
+    said = "jaxsmi sweep: nofile.toml: no such file.\n"
+    assert call(capsys, "sweep", "nofile.toml") == (2, "", said)
 
 
 def test_settings_of_a_file_are_those_of_records(tmp_path):
