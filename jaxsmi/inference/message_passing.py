@@ -130,6 +130,10 @@ def gamp(
     names stored inputs that are far from that, with the remedy (`data.standardise()`, and others:
     `data.second_moments()`), and the code is INPUTS.
 
+    Under jit or vmap no start is added where ends disagree, and where the model itself is traced
+    the default is one start only, 1e-3. Labels of an even link do not determine the sign of W: that
+    of Ŵ and of M is arbitrary. "cosine" is up to it; compare two runs by |cosine|.
+
     Args:
         model: Any model with a posterior.
         data: N samples, inputs float32 or float64 (labels of noiseless attention float64), with or

@@ -9,7 +9,7 @@ PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 def test_examples_run():
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"### (A .*?)\n.*?```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == text.count("```python") == 4
+    assert len(blocks) == text.count("```python") == 5
     names = {"__name__": "contributing"}
     for title, block in blocks:
         exec(compile(block, title, "exec"), names)
@@ -19,4 +19,4 @@ def test_examples_run():
 
 
 def test_the_page_is_short():
-    assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 150
+    assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 200
