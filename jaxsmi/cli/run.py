@@ -262,8 +262,9 @@ def _range(name: str, value: Any) -> Any:
     allowed = '{from, to, points, scale = "linear" or "log", with positive ends}'
     scale = value.get("scale", "linear")
     right = set(value) - {"scale"} == {"from", "to", "points"} and scale in ("linear", "log")
-    right = right and all(isinstance(value[x], (int, float)) for x in ("from", "to", "points"))
-    right = right and (scale == "linear" or min(value["from"], value["to"]) > 0)
+    given = [value.get(x) for x in ("from", "to", "points")]
+    numbers = [x for x in given if isinstance(x, (int, float))]
+    right = right and len(numbers) == 3 and (scale == "linear" or min(numbers[:2]) > 0)
     validate.check(right, name, value, allowed)
     space = np.geomspace if scale == "log" else np.linspace
     # twelve digits, so that a point can be named in a selection
