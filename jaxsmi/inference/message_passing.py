@@ -508,7 +508,8 @@ def _solve(
     plain, _ = end_of(dataclasses.replace(problem, significance=never))
     # a run that has not settled is at its free entropy up to fluctuations
     slack = jnp.where(solution.converged, 0.0, _SAME / solution.state.weights[0].size)
-    better = plain.converged & (plain.free_entropy > solution.free_entropy - slack)
+    gain = jnp.asarray(plain.free_entropy) - jnp.asarray(solution.free_entropy)
+    better = plain.converged & (gain > -slack)
     return plain if bool(better) else solution
 
 

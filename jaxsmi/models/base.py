@@ -88,10 +88,10 @@ def warn_of_inputs(model: AbstractModel, data: Dataset, consequence: str = _RUN_
 
 def _warn_of_new_inputs(model: AbstractModel, solution: object, inputs: Array) -> None:
     """Warn of inputs to predict from that are not iid, unless those of the run were not, either."""
-    run = isinstance(solution, Solution) and solution.kind in ("gamp", "spectral")
-    if not run or inputs.shape[0] == 0 or not concrete(solution.result):
+    if not isinstance(solution, Solution) or solution.kind not in ("gamp", "spectral"):
         return
-    if np.all(np.asarray(solution.result) != Result.INPUTS):
+    known = inputs.shape[0] > 0 and concrete(solution.result)
+    if known and np.all(np.asarray(solution.result) != Result.INPUTS):
         warn_of_inputs(model, Dataset(inputs, jnp.zeros(inputs.shape[0])), _NEW_INPUTS)
 
 
