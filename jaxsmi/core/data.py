@@ -367,8 +367,8 @@ class Dataset(eqx.Module):
         through both.
 
         Args:
-            covariance: Σ (D, D) of the features; or other inputs (N', M, D), labelled or not, many
-                more than D tokens, from which it is estimated: the covariance that is left has
+            covariance: Σ (D, D) of the features; or other inputs (N', M, D) or (N', D), labelled or
+                not, many more than D tokens, from which it is estimated: the covariance left has
                 eigenvalues of relative variance c = D/(N' M). Default: estimated from these inputs,
                 which is good only for N M >> D: they then have Σ̂ = I exactly, which iid ones do
                 not, and overlaps are off by O(D/(N M)).
@@ -545,9 +545,11 @@ def whitening_of(
         if C is not None:
             independent = jnp.einsum("mk,nkd->nmd", _inverse_root(C), inputs.astype(theory_dtype()))
         covariance = covariance_of(independent)
-    elif np.ndim(covariance) == 3:  # also of what is no array: the next line names it
-        allowed = f"inputs (N', M', {D}) of more than {D} tokens in all"
-        others = validate.array("covariance", covariance, allowed, shape=(None, None, D))
+    elif len(shape := np.shape(covariance)) == 3 or (len(shape) == 2 and shape[0] > D):
+        allowed = f"inputs (N', M', {D}), or (N', {D}), of more than {D} tokens in all"
+        others = validate.array("covariance", covariance, allowed)
+        others = others[:, None] if others.ndim == 2 else others
+        check(others.shape[-1] == D, "covariance", covariance, allowed)
         share = D * D / others.size
         check(share < 1.0, "covariance", covariance, allowed)
         # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
