@@ -661,7 +661,9 @@ class GampIteration(AbstractSolver[GampLoopState]):
             *on_devices(GampIteration._device_bethe, mesh, arguments, _of_samples, everywhere)
         )
 
-    def _device_bethe(self, state: GampState, _: None, numbers: Draws | None) -> Bethe:
+    def _device_bethe(
+        self, state: GampState, _: None, numbers: Draws | None
+    ) -> tuple[Array, Array, Array, Array]:
         """`bethe`, as one device sees it."""
         operator = self.observations.operator
         messages = self._messages(operator, state, numbers)
@@ -683,7 +685,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         stability, direction = perron(replicon)
         # V V^T of eigenvectors is one up to rounding
         rescaled = jnp.any(jnp.abs(messages.rescaling - jnp.eye(len(A))) > 1e-3)
-        return Bethe(of_signal + of_labels, stability, direction, rescaled)
+        return of_signal + of_labels, stability, direction, rescaled
 
     def _update_fields(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None
