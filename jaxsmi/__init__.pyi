@@ -2,8 +2,9 @@
 
 from . import models, priors, sgd
 from .core.data import Dataset
-from .core.driver import Result, Solution, Threshold
 from .core.options import Averages, Bayes, Iteration, Record, Start, setup
+from .core.results import Result
+from .core.solution import Solution, Threshold
 from .descent import baselines
 from .descent.analysis import averaged, learned_at
 from .descent.options import Gradient, Monitor, Stream

@@ -7,7 +7,8 @@ import numpy as np
 
 import jaxsmi as smi
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Result, Solution
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Solution
 
 
 class Layers(eqx.Module):

@@ -23,8 +23,9 @@ from jaxsmi.cli import process
 from jaxsmi.cli.flags import CommandLine, call, flags_of
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
-from jaxsmi.core.driver import Result, Solution, Threshold, counts, index_names
 from jaxsmi.core.options import setup, user_cache
+from jaxsmi.core.results import Result, counts
+from jaxsmi.core.solution import Solution, Threshold, index_names
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.storage import atomic_write, discard, import_xarray, make_folder, parameters
 

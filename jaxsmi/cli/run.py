@@ -22,7 +22,9 @@ from jaxsmi.cli.flags import check_names, make_model, with_records
 from jaxsmi.cli.report import Report, plain, report
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
-from jaxsmi.core.driver import Result, Solution, counts, tqdm
+from jaxsmi.core.driver import tqdm
+from jaxsmi.core.results import Result, counts
+from jaxsmi.core.solution import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, sweeps
 from jaxsmi.workbench.rows import SOLVERS, Grid, Row, evolve, setting_names

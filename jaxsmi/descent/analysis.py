@@ -14,7 +14,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.driver import Result, Solution
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.numerics.quadrature import standard_error
 

@@ -29,7 +29,8 @@ from jaxtyping import Array
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Result, Solution, choose
+from jaxsmi.core.results import Result, choose
+from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
 from jaxsmi.models.base import check_data
 from jaxsmi.models.bilinear import Bilinear

@@ -24,7 +24,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, missing, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import RUNNING, AbstractSolver, Result
+from jaxsmi.core.driver import AbstractSolver
+from jaxsmi.core.results import RUNNING, Result
 from jaxsmi.descent.options import Gradient, Monitor, Stream, divisor, samples_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss

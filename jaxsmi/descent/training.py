@@ -19,7 +19,9 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, missing, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import RUNNING, Result, Run, Solution, init_run, run_solver
+from jaxsmi.core.driver import Run, init_run, run_solver
+from jaxsmi.core.results import RUNNING, Result
+from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.descent.loop import Descent, Runs, TrainState
 from jaxsmi.descent.options import Gradient, Monitor, Stream, check_scalar

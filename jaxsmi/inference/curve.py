@@ -14,16 +14,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.display import describe, format_estimate, number, safe_repr
-from jaxsmi.core.driver import (
-    Bar,
-    LearnerSolution,
-    Result,
-    Solution,
-    index_names,
-    load_workbench,
-    message,
-)
+from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
+from jaxsmi.core.results import Result, message
+from jaxsmi.core.solution import LearnerSolution, Solution, index_names, load_workbench
 from jaxsmi.core.validate import POSITIVE
 from jaxsmi.inference.evolution import as_start, state_evolution
 from jaxsmi.learners.base import AbstractLearner

@@ -35,8 +35,9 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, frozen, missing, theory_dtype
-from jaxsmi.core.driver import Estimate, Result, Solution, worst
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
+from jaxsmi.core.results import Result, worst
+from jaxsmi.core.solution import Estimate, Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.learner_map import LearnerMap
 from jaxsmi.inference.matrix_map import MatrixLearnerMap, PrecisionMap

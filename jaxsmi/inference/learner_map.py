@@ -25,8 +25,10 @@ from jaxtyping import Array
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, frozen, missing, nan_unless
-from jaxsmi.core.driver import LearnerSolution, Result, Run, Solution
+from jaxsmi.core.driver import Run
 from jaxsmi.core.options import Start
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.label_averages import LabelAverages, LearnerAverages
 from jaxsmi.inference.order_map import (

@@ -33,8 +33,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.core.display import safe_repr
-from jaxsmi.core.driver import Bar, LearnerSolution, Result, tqdm
+from jaxsmi.core.driver import Bar, tqdm
 from jaxsmi.core.options import Averages, Iteration, Start
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import LearnerSolution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.evolution import state_evolution, validate_settings
 from jaxsmi.inference.learner_map import typical_ridge

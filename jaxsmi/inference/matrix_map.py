@@ -47,7 +47,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, frozen, missing, missing_array, nan_unless, theory_dtype
-from jaxsmi.core.driver import Result, Run
+from jaxsmi.core.driver import Run
+from jaxsmi.core.results import Result
 from jaxsmi.core.validate import check
 from jaxsmi.inference.label_averages import LabelAverages, LearnerAverages
 from jaxsmi.inference.learner_map import (

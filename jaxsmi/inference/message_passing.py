@@ -29,17 +29,10 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, missing, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import (
-    RUNNING,
-    Ends,
-    LearnerSolution,
-    Result,
-    Run,
-    Solution,
-    init_run,
-    run_solver,
-)
+from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
+from jaxsmi.core.results import RUNNING, Result
+from jaxsmi.core.solution import Ends, LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.gamp_step import (
     SIGNIFICANT,

@@ -33,17 +33,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, array_module, frozen, missing, nan_unless
-from jaxsmi.core.driver import (
-    INACCURATE_SHARE,
-    AbstractSolver,
-    Result,
-    Run,
-    Solution,
-    init_run,
-    one_by_one,
-    run_solver,
-)
+from jaxsmi.core.driver import AbstractSolver, Run, init_run, one_by_one, run_solver
 from jaxsmi.core.options import Averages, Start
+from jaxsmi.core.results import INACCURATE_SHARE, Result
+from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel

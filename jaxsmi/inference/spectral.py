@@ -36,7 +36,8 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import missing, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.driver import Result, Solution
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.design.designs import EVERYWHERE, IndexOperator, on_devices
 from jaxsmi.inference.gamp_step import GampState, Observations

@@ -50,8 +50,9 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Posterior, draw_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import missing
-from jaxsmi.core.driver import Estimate, Run
+from jaxsmi.core.driver import Run
 from jaxsmi.core.options import Averages
+from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument, title
 from jaxsmi.numerics import fixed_point

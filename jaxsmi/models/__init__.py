@@ -1,6 +1,6 @@
 """Models: a prior, a design, a channel, a student and a metric under one name."""
 
-from jaxsmi.core.driver import Estimate
+from jaxsmi.core.solution import Estimate
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models import links
 from jaxsmi.models.attention_indexed import AttentionIndexed

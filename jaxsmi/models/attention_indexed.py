@@ -37,7 +37,7 @@ from jaxsmi.channels.matrix_scores import (
 from jaxsmi.channels.pullback import PullbackChannel, coordinates, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan_unless, theory_dtype
-from jaxsmi.core.driver import Estimate
+from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.designs import MessagePassing, SymmetricDesign
 from jaxsmi.models.base import AbstractSymmetry, title

@@ -44,7 +44,8 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import array_module, concrete, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.display import constructor_repr
-from jaxsmi.core.driver import Estimate, LearnerSolution, Result, Solution
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Estimate, LearnerSolution, Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.design.designs import AbstractDesign, Inputs, product_dtype, shifted, streams
 from jaxsmi.numerics.linear_algebra import inverse_root

@@ -37,7 +37,7 @@ from jaxsmi.channels.matrix_scores import LinearField, LinearScores
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import is_zero, nan_unless, theory_dtype
-from jaxsmi.core.driver import Estimate
+from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import VARIANCE, check
 from jaxsmi.design.designs import MessagePassing, RectangularDesign
 from jaxsmi.models import links

@@ -40,7 +40,7 @@ from jaxsmi.core.arrays import (
     theory_dtype,
 )
 from jaxsmi.core.data import HasTeacher
-from jaxsmi.core.driver import Estimate
+from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import POSITIVE, VARIANCE, check
 from jaxsmi.design.designs import IndexDesign, IndexOperator, Inputs
 from jaxsmi.design.tokens import Tokens

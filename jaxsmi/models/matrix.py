@@ -33,7 +33,7 @@ from jaxsmi.channels.matrix_scores import AbstractScores
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, missing_array, theory_dtype
 from jaxsmi.core.data import HasTeacher
-from jaxsmi.core.driver import Estimate
+from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, check
 from jaxsmi.design.designs import Inputs, mapped, product_dtype
 from jaxsmi.models.base import (

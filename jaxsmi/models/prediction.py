@@ -37,7 +37,7 @@ from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, as_module, missing, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
-from jaxsmi.core.driver import Estimate, LearnerSolution, Solution
+from jaxsmi.core.solution import Estimate, LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, Prediction, check_data, model_argument, title

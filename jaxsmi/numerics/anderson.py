@@ -22,7 +22,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, missing_where
-from jaxsmi.core.driver import AbstractSolver, Result, choose
+from jaxsmi.core.driver import AbstractSolver
+from jaxsmi.core.results import Result, choose
 
 _DEPTH = 5  # usual [WN11]: the gain beyond is small
 _RIDGE = 1e-14  # of the least squares problem, relative: above rounding of its normal equations

@@ -52,16 +52,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, frozen, missing, missing_where
-from jaxsmi.core.driver import (
-    AbstractSolver,
-    GeometricDecay,
-    Result,
-    Run,
-    advance,
-    choose,
-    new_run,
-    one_by_one,
-)
+from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Run, advance, new_run, one_by_one
+from jaxsmi.core.results import Result, choose
 from jaxsmi.numerics.linear_algebra import (
     positive_part,
     relative_eigenvalues,

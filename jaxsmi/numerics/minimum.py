@@ -29,7 +29,8 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree
 from jaxsmi.core.display import number
-from jaxsmi.core.driver import Bar, Result
+from jaxsmi.core.driver import Bar
+from jaxsmi.core.results import Result
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import solve_definite
 

@@ -30,7 +30,8 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.driver import RUNNING, AbstractSolver, Result, Run, advance, new_run
+from jaxsmi.core.driver import AbstractSolver, Run, advance, new_run
+from jaxsmi.core.results import RUNNING, Result
 from jaxsmi.models.teacher_student import TeacherStudent
 from jaxsmi.numerics.linear_algebra import acceptance_tries, chi_square
 from jaxsmi.sgd.coordinates import Coordinates, add_means, factor, fields_of, slopes

@@ -30,10 +30,11 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import driver, validate
+from jaxsmi.core import results, validate
 from jaxsmi.core.arrays import concrete, nan_unless
-from jaxsmi.core.driver import Estimate, Result
 from jaxsmi.core.options import Averages, Iteration
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
 from jaxsmi.models.teacher_student import AbstractFlowTeacher
 from jaxsmi.sgd.extensive_rank import FACTOR_RATE, FactorLaw, matrix_start
@@ -101,7 +102,7 @@ class Flow(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return driver.message(self.result, training=True)
+        return results.message(self.result, training=True)
 
 
 def velocity(

@@ -19,8 +19,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.driver import Estimate
 from jaxsmi.core.options import Averages
+from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import POSITIVE, Interval, check
 from jaxsmi.models.base import title
 from jaxsmi.models.index import IndexModel

@@ -36,8 +36,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, is_zero, missing, positive_root
-from jaxsmi.core.driver import LearnerSolution, Result, choose
 from jaxsmi.core.options import Averages
+from jaxsmi.core.results import Result, choose
+from jaxsmi.core.solution import LearnerSolution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.options import parts_of
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent

@@ -12,9 +12,10 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core import driver, validate
+from jaxsmi.core import results, validate
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.core.driver import RUNNING, Result, init_run, run_solver
+from jaxsmi.core.driver import init_run, run_solver
+from jaxsmi.core.results import RUNNING, Result
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.options import Monitor, divisor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
@@ -215,7 +216,7 @@ class Simulation(eqx.Module):
     @property
     def message(self) -> str:
         """The outcome of the runs, and the remedies (outside jit and vmap)."""
-        return driver.message(self.result, training=True)
+        return results.message(self.result, training=True)
 
 
 def simulate(

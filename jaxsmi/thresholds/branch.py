@@ -13,7 +13,8 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior, response_of, weighted_posteriors
-from jaxsmi.core.driver import Result, Threshold
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import clamp_to_tiny
-from jaxsmi.core.driver import Result
+from jaxsmi.core.results import Result
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point

@@ -23,8 +23,9 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, missing, theory_dtype
 from jaxsmi.core.display import safe_repr
-from jaxsmi.core.driver import Bar, Threshold
+from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Iteration
+from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.minimum import SearchEnd, minimise

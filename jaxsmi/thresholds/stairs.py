@@ -23,8 +23,10 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen, missing
-from jaxsmi.core.driver import INACCURATE_SHARE, Bar, Result, Threshold, worst
+from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages
+from jaxsmi.core.results import INACCURATE_SHARE, Result, worst
+from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.quadrature import power_of_two, standard_error

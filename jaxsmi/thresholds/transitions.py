@@ -20,8 +20,10 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen, missing
 from jaxsmi.core.display import describe, format_estimate, safe_repr
-from jaxsmi.core.driver import Bar, Result, Threshold
+from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Iteration
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.evolution import potential_at
 from jaxsmi.inference.order_map import OverlapMap

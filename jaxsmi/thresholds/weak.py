@@ -14,8 +14,9 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Posterior, weighted_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny, missing
-from jaxsmi.core.driver import INACCURATE_SHARE, Result, Threshold
 from jaxsmi.core.options import Averages
+from jaxsmi.core.results import INACCURATE_SHARE, Result
+from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.continuation import Limit, ladder, limit

@@ -16,8 +16,8 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.display import describe, number, safe_repr
-from jaxsmi.core.driver import Solution
 from jaxsmi.core.options import Iteration
+from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.descent.analysis import learned_at
 from jaxsmi.descent.options import Monitor

@@ -21,8 +21,8 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.driver import Solution
 from jaxsmi.core.options import Averages, Start
+from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.training import train
 from jaxsmi.inference.curve import next_start

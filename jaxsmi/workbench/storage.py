@@ -30,7 +30,8 @@ from jax.typing import ArrayLike
 
 import jaxsmi
 from jaxsmi.core import validate
-from jaxsmi.core.driver import Result, Solution, index_names
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Solution, index_names
 
 if TYPE_CHECKING:
     import xarray

@@ -24,8 +24,10 @@ import jax
 import numpy as np
 
 from jaxsmi.core import validate
-from jaxsmi.core.driver import Result, Solution, tqdm
+from jaxsmi.core.driver import tqdm
 from jaxsmi.core.options import CACHE_SETTINGS
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench.rows import FIELDS, Grid, Row
 from jaxsmi.workbench.storage import atomic_write, import_xarray, make_folder, provenance, save

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.core.driver import Result
+from jaxsmi.core.results import Result
 from jaxsmi.sgd import Initial, Rule
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow

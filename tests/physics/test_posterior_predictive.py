@@ -8,7 +8,7 @@ from jax.scipy.special import erf
 
 import jaxsmi as smi
 from helpers import slow_but, z_scores
-from jaxsmi.core.driver import LearnerSolution
+from jaxsmi.core.solution import LearnerSolution
 
 KEY = jax.random.key(0)
 SIGN = smi.links.sign()

@@ -13,7 +13,7 @@ from whole_vectors import whole_vectors
 
 import jaxsmi as smi
 from helpers import keys, mean_and_error
-from jaxsmi.core.driver import Result
+from jaxsmi.core.results import Result
 from jaxsmi.sgd.gradient_flow import velocity
 from jaxsmi.sgd.problem import Overlaps
 

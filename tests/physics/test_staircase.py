@@ -16,7 +16,7 @@ import jaxsmi as smi
 from helpers import differences, linear_overlap, result, z_scores
 from jaxsmi import Result
 from jaxsmi.channels import ClosedFormChannel
-from jaxsmi.core.driver import Threshold
+from jaxsmi.core.solution import Threshold
 from jaxsmi.numerics import fixed_point
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.core.driver import Result, message, worst
+from jaxsmi.core.results import Result, message, worst
 from jaxsmi.numerics.continuation import limit
 
 KEY = jax.random.key(1)

@@ -11,7 +11,8 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.core.display import format_estimate
-from jaxsmi.core.driver import Bar, Estimate, Threshold
+from jaxsmi.core.driver import Bar
+from jaxsmi.core.solution import Estimate, Threshold
 
 KEY = jax.random.key(0)
 MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)

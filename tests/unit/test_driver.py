@@ -11,15 +11,8 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
-from jaxsmi.core.driver import (
-    RUNNING,
-    AbstractSolver,
-    GeometricDecay,
-    advance,
-    choose,
-    new_run,
-    run_solver,
-)
+from jaxsmi.core.driver import AbstractSolver, GeometricDecay, advance, new_run, run_solver
+from jaxsmi.core.results import RUNNING, choose
 
 
 class Halving(AbstractSolver):

@@ -10,7 +10,7 @@ import pytest
 from scipy import linalg, optimize
 
 import jaxsmi as smi
-from jaxsmi.core.data import block_of, second_moments
+from jaxsmi.core.second_moments import block_of, second_moments
 from jaxsmi.models.base import warn_of_inputs
 from jaxsmi.priors import Gaussian, GaussianProfile
 

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import synthetic
-from jaxsmi.core.driver import Result
+from jaxsmi.core.results import Result
 from jaxsmi.descent.analysis import learned_at
 from jaxsmi.workbench import plotting
 from jaxsmi.workbench.order import LearningOrder

@@ -8,7 +8,7 @@ from scipy import integrate, special
 
 import jaxsmi as smi
 from helpers import compilations, keys
-from jaxsmi.core.driver import Result
+from jaxsmi.core.results import Result
 from jaxsmi.numerics import linear_algebra
 from jaxsmi.sgd.hermite import TokenGrid, activation_coefficients, correlation
 from jaxsmi.sgd.leaps import sampled_expansion

@@ -17,7 +17,8 @@ import pytest
 import jaxsmi as smi
 import synthetic
 from helpers import linear_overlap
-from jaxsmi.core.driver import Result, index_names
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import index_names
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.storage import atomic_write, discard
 

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.core.driver import Result
+from jaxsmi.core.results import Result
 from jaxsmi.descent import loop
 from jaxsmi.descent.analysis import crossing
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxsmi.core.driver import LearnerSolution, Result, Solution, Threshold, index_names
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.core.validate import check, choice
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxsmi.core.driver import Solution
+from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.workbench.storage import atomic_write, provenance
 

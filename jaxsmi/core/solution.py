@@ -1,0 +1,350 @@
+"""What solvers return: how a run ended, estimates with their error bars, and the history.
+
+    cosine_p = |w_p·w*_p| / (‖w_p‖ ‖w*_p‖), up to the symmetries of the model
+
+Letters of the shapes: P indices, D dimension, R replicas.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core import validate
+from jaxsmi.core.arrays import PyTree, concrete, missing_array
+from jaxsmi.core.display import describe, format_estimate, number, safe_repr
+from jaxsmi.core.results import Result, counts, message
+from jaxsmi.core.validate import UNIT_INTERVAL, check
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.axes import Axes
+
+
+def index_names(model: Any, indices: int) -> list[str]:
+    """The model's names of its indices ("layer 1", or in layers of rank above one "layer 1, index
+    2"), else "index 1" and so on.
+
+    Example:
+        >>> index_names(None, 2)
+        ['index 1', 'index 2']
+    """
+    # a student may have other indices than the model that made the labels
+    names = () if model is None else tuple(model.index_names)
+    return list(names) if len(names) == indices else [f"index {p}" for p in range(1, indices + 1)]
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error; `float(estimate)` is the number."""
+
+    value: Array
+    stderr: Array
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        return f"Estimate({format_estimate(self.value, self.stderr)})"
+
+
+class Ends(eqx.Module):
+    """The ends of K runs on one data set, from different starts.
+
+    Attributes:
+        result: Their codes (K,).
+        free_entropy: Their Bethe free entropies (K,).
+        stability: Their stabilities (K,).
+        agreement: Smallest squared cosine of the rows of each two estimates, (K, K).
+        weights: The estimates, (K, P, D).
+    """
+
+    result: Array
+    free_entropy: Array
+    stability: Array
+    agreement: Array
+    weights: Array
+
+    def __repr__(self) -> str:
+        return safe_repr(self, self._text)
+
+    def _text(self) -> str:
+        rows = [["start", "code", "free entropy", "stability", "agreement with the others"]]
+        for k, code in enumerate(np.asarray(self.result)):
+            numbers = number(self.free_entropy[k], 6), number(self.stability[k])
+            rows.append([str(k), Result(int(code)).name, *numbers, number(self.agreement[k])])
+        return describe(f"Ends of {len(self.result)} starts", rows=rows)
+
+
+class Solution(eqx.Module):
+    """What a solver returns: the overlap it ended at, how sure it is, and how it got there.
+
+    Attributes:
+        overlap: (P, P). State evolution: Q; message passing: Q = Ŵ Ŵᵀ/D.
+        stderr: Statistical standard error of `overlap` from the outer average, (P, P); zero for a
+            run on data.
+        error: Mean squared error E ‖ŷ - y‖² of ŷ = link(estimated fields) on noiseless labels of
+            new inputs. Of labels ±1 it is four times the share of wrong ones; of matrix models the
+            error of the estimate. Runs on data use 2048 random inputs; NaN without a teacher. With
+            an error bar: `smi.generalization_error` (of a run: with its `data=`).
+        alpha: Sample complexity N/D (matrices: n/d², n/(dL)).
+        steps: Steps taken.
+        residual: The last residual of the fixed point.
+        result: A `Result` code.
+        history: Arrays with a leading axis of recorded steps (NaN after the last one).
+        covariance: V (P, P), the covariance of the fields given the estimate.
+        spectral_radius: Of the map at the fixed point; NaN where it was not computed.
+        stability: Of a run, and of a learner in theory: the spectral radius of a small change of
+            the estimate from step to step; below one where the fixed point is stable.
+        free_entropy: Of a run, in nats per entry of a row: its Bethe free entropy, the largest of
+            which is the right end.
+        ends: Of several starts: all `Ends`, of which this is the best.
+        weights: The estimate (P, D); None in theory.
+        state: What is needed to continue a run.
+        model: The problem, so that a file or a figure can say how it was made.
+        key: The randomness, for the same purpose.
+        kind: What ran: "state_evolution", "gamp", "spectral", "train" or "nuclear_norm".
+    """
+
+    overlap: Array
+    stderr: Array
+    error: Array
+    alpha: Array
+    steps: Array
+    residual: Array
+    result: Array
+    history: Mapping[str, PyTree]
+    covariance: Array
+    spectral_radius: Array
+    stability: Array | None = None
+    free_entropy: Array | None = None
+    ends: Ends | None = None
+    weights: Array | None = None
+    state: PyTree = None
+    model: Any = None  # an AbstractModel: models are above this package
+    key: PRNGKeyArray | None = None
+    kind: str = eqx.field(static=True, default="state_evolution")
+
+    @property
+    def converged(self) -> Array:
+        """True where the run ended at a fixed point: codes SUCCESS and RECOVERED."""
+        return (self.result == Result.SUCCESS) | (self.result == Result.RECOVERED)
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code (outside jit and vmap)."""
+        return message(self.result, training=self.kind in ("train", "descent_theory"))
+
+    @property
+    def trajectory(self) -> dict[str, PyTree]:
+        """`history` as NumPy arrays cut after the last recorded step (outside jit and vmap)."""
+        if not self.history:
+            return {}
+        # the history has room for the whole budget; what was not reached is NaN
+        recorded = np.isfinite(np.asarray(self.history["step"]))
+        return jax.tree.map(lambda value: np.asarray(value)[recorded], dict(self.history))
+
+    @property
+    def cosine(self) -> Array:
+        """The cosine of each index with the teacher (P,), of a batch (runs, P): of a run the last
+        finite record; of theory M_pp/√(Q_pp ρ_pp), up to the symmetries of the model, √(Q/ρ) of
+        Bayes. NaN without a teacher, or with one of another number of indices."""
+        if "cosine" not in self.history:
+            return self._theory_cosine()
+        cosines = self.history["cosine"]
+        # a run that broke ends in NaN: the last finite record is what it had learned
+        finite = jnp.isfinite(cosines)[..., ::-1, :]
+        last = cosines.shape[-2] - 1 - jnp.argmax(finite, axis=-2)
+        return jnp.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
+
+    def _theory_cosine(self) -> Array:
+        # Bayes: M = Q, and Q + V is the second moment of the signal
+        return self._cosines(self.overlap, self.overlap + self.covariance)
+
+    def _cosines(self, M: Array, rho: Array) -> Array:
+        if self.model is None or M.shape != self.overlap.shape:
+            return missing_array(self.overlap.shape[:-1], self.overlap.dtype)
+        of_one = jnp.vectorize(self.model.metric.cosines, signature="(p,q),(p,q),(p,q)->(p)")
+        return of_one(M, self.overlap, rho)
+
+    def __repr__(self) -> str:
+        return safe_repr(self, self._text)
+
+    def _text(self) -> str:
+        title = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
+        remark = ""
+        if concrete((self.result, self.steps)):
+            title += f": {counts(self.result)} after {number(self.steps)} steps"
+            remark = self.message
+        numbers = [f"{k} {text}" for k, text in self._numbers().items() if text != "nan"]
+        facts = [", ".join(numbers)] * bool(numbers)
+        # a table has one row an index, and a batch one table a run
+        if np.ndim(self.overlap) != 2:
+            facts.append(f"overlap {number(self.overlap)}, a batch")
+            return describe(title, facts, remark=remark)
+        P = np.shape(self.overlap)[0]
+        overlaps = [format_estimate(self.overlap[p, p], self.stderr[p, p]) for p in range(P)]
+        columns = [["", *index_names(self.model, P)], ["overlap", *overlaps]]
+        if concrete(self.overlap) and bool(np.all(np.isfinite(cosine := self.cosine))):
+            columns.append(["cosine", *map(number, cosine)])
+        return describe(title, facts, list(zip(*columns, strict=True)), remark)
+
+    def _numbers(self) -> dict[str, str]:
+        return {"error": number(self.error)}
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the overlap or cosine of each index against the iteration.
+
+        Args:
+            ax: Axes to draw in; those of another solution's `plot` share its legend.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: For a batch of solutions, or one without a history.
+            ImportError: Without matplotlib, with the remedy.
+        """
+        single = np.ndim(self.overlap) == 2
+        allowed = "one solution, such as jax.tree.map(lambda leaf: leaf[0], batch)"
+        check(single, "solution", f"a batch of shape {np.shape(self.alpha)}", allowed)
+        check("step" in self.history, "solution", "one without a history", "one with a history")
+        draw = load_workbench("plotting").overlap_against_iteration
+        if self.kind == "state_evolution":
+            return draw(theory=self, ax=ax)
+        # without a teacher there is no cosine, and Q is what a run knows of itself
+        quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
+        return draw(self, ax=ax, quantity=quantity)
+
+    def to_xarray(self, **attributes: object) -> xarray.Dataset:
+        """Convert to an xarray.Dataset with provenance; keyword arguments are added to its
+        attributes. Needs the extra `data`."""
+        return load_workbench("storage").to_xarray(self, **attributes)
+
+
+def load_workbench(module: str) -> Any:
+    """A module of jaxsmi.workbench, loaded on first use: matplotlib and xarray are optional, and
+    the workbench is above this package."""
+    return importlib.import_module(f"jaxsmi.workbench.{module}")
+
+
+class LearnerSolution(Solution):
+    """What a solver says of a learner other than Bayes (`learner=`): a `Solution` with more.
+
+    Attributes:
+        teacher_overlap: M = W W*ᵀ/D (P, P*); NaN without a teacher.
+        direction_overlap: B = W Uᵀ/D (P, K), with the fixed directions of the inputs.
+        train_loss: Loss of a sample at the minimum, on average.
+        test_loss: Loss of a new sample, with its label noise.
+        energy: R(W)/D = α train_loss + (λ/2) tr Q.
+        potential: Φ, the energy at a fixed point.
+        jump_fraction: Fraction of samples whose proximal point has another minimum.
+        gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
+        spectrum: In theory of one matrix, the law of what was learned (`LearnedSpectrum`).
+        stderrs: Standard errors, by the names above; that of the overlap is `stderr`.
+    """
+
+    teacher_overlap: Array | None = None
+    direction_overlap: Array | None = None
+    train_loss: Array | None = None
+    test_loss: Array | None = None
+    energy: Array | None = None
+    potential: Array | None = None
+    jump_fraction: Array | None = None
+    gradient_norm: Array | None = None
+    spectrum: PyTree | None = None
+    stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
+
+    def _theory_cosine(self) -> Array:
+        M = self.teacher_overlap
+        if M is None or self.model is None:
+            return missing_array(self.overlap.shape[:-1], self.overlap.dtype)
+        # the covariance of a learner is a response: ρ is that of the teacher's prior
+        return self._cosines(M, self.model.prior.second_moment(M.shape[-1]))
+
+    def _numbers(self) -> dict[str, str]:
+        names = ("error", "train_loss", "test_loss", "energy", "stability")
+        zero = np.float64(0.0)  # of a number without an error bar
+        return {
+            name.replace("_", " "): format_estimate(value, self.stderrs.get(name, zero))
+            for name in names
+            if (value := getattr(self, name)) is not None
+        }
+
+
+class Threshold(eqx.Module):
+    """A critical sample complexity, with its error bar and what is learned there.
+
+    Attributes:
+        alpha: α_c (0: learned at any α > 0; inf: never at first order).
+        stderr: Its standard error.
+        replicas: α_c of each independent randomisation, (R,).
+        subspace: The positive semi-definite direction of growth (P, P), of unit trace; zero where
+            α_c is infinite.
+        overlap: Q just below the threshold, (P, P).
+        result: A `Result` code.
+    """
+
+    alpha: Array
+    stderr: Array
+    replicas: Array
+    subspace: Array
+    overlap: Array
+    result: Array
+
+    @property
+    def message(self) -> str:
+        """The sentence that goes with the result code (outside jit and vmap)."""
+        return Result(int(self.result)).remedy
+
+    def __repr__(self) -> str:
+        return safe_repr(self, self._text)
+
+    def _text(self) -> str:
+        title = f"Threshold α = {format_estimate(self.alpha, self.stderr)}"
+        if np.ndim(self.alpha) or not concrete((self.alpha, self.result)):
+            return title
+        rows = [
+            [f"index {p + 1}", number(self.subspace[p, p], 3), number(self.overlap[p, p], 3)]
+            for p in range(len(self.overlap))
+        ]
+        remark = self.message if int(self.result) else ""
+        # zero is no failure, but readers take it for one
+        if float(self.alpha) == 0.0:
+            remark = f"Something is learned at any α > 0. {remark}".rstrip()
+        title += f": {Result(int(self.result)).name}"
+        return describe(title, (), [["", "learned there", "overlap below"], *rows], remark)
+
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
+        """Draw a dotted line at α_c, and a band of its 95 % interval, into axes over α.
+
+        Args:
+            ax: Axes to draw in, such as those of `smi.curve(..).plot()`. Default None: new ones.
+            label: Of the line, in a legend. Default None: none.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: For a batch of thresholds.
+            ImportError: Without matplotlib, with the remedy.
+        """
+        return load_workbench("plotting").threshold(self, ax, label)
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
+        confidence = float(validate.number("confidence", confidence, UNIT_INTERVAL))
+        from scipy.special import ndtr, stdtrit  # here: importing it takes longer than the quantile
+
+        # one net has no spread: the interval is that of one degree of freedom, the widest
+        freedom = max(np.size(self.replicas) - 1, 1)
+        # two standard errors are Student's interval of the confidence of two Gaussian ones
+        ratio = stdtrit(freedom, 0.5 + 0.5 * confidence) / stdtrit(freedom, ndtr(2.0))
+        half = 2.0 * float(ratio * self.stderr)
+        return float(self.alpha) - half, float(self.alpha) + half
