@@ -19,7 +19,15 @@ class Layers(eqx.Module):
 
     @property
     def index_names(self):
-        return smi.DeepAttention(len(self.ranks), 2, ranks=self.ranks).index_names
+        return self._model.index_names
+
+    @property
+    def metric(self):
+        return self._model.metric
+
+    @property
+    def _model(self):
+        return smi.DeepAttention(len(self.ranks), 2, ranks=self.ranks)
 
 
 def solution(

@@ -120,81 +120,45 @@ class Command(NamedTuple):
 
     Args:
         target: The function, as "module:name".
-        summary: What it does, imperative, in one line of a terminal.
         learner: True: the argument `learner` is made of flags, too.
         models: False: the next word is no model.
         runs: True: several keys make several runs.
+        summary: What it does. Default: the first sentence of the function's docstring.
     """
 
     target: str
-    summary: str
     learner: bool = False
     models: bool = True
     runs: bool = False
+    summary: str = ""
 
 
 COMMANDS: dict[str, Command] = {
-    "run": Command("cli.run:run", "Learn a teacher by message passing, beside its theory."),
-    "sweep": Command(
-        "cli.run:sweep", "Solve a grid of problems that a TOML file describes.", models=False
-    ),
-    "gamp": Command("inference.message_passing:gamp", "Learn a data set by message passing."),
-    "state-evolution": Command(
-        "inference.evolution:state_evolution", "Compute the overlap that message passing reaches."
-    ),
-    "free-entropy": Command(
-        "inference.evolution:free_entropy", "Compute the free entropy at an overlap."
-    ),
+    "run": Command("cli.run:run"),
+    "sweep": Command("cli.run:sweep", models=False),
+    "gamp": Command("inference.message_passing:gamp"),
+    "state-evolution": Command("inference.evolution:state_evolution"),
+    "free-entropy": Command("inference.evolution:free_entropy"),
     "risk": Command(
         "inference.evolution:state_evolution",
-        "Compute the overlap that a risk minimiser reaches.",
         learner=True,
+        summary="Compute the overlap that a risk minimiser reaches.",
     ),
-    "global-minimum": Command(
-        "inference.learner_search:global_minimum",
-        "Find the fixed point of lowest energy of a learner.",
-        learner=True,
-    ),
-    "spectral": Command(
-        "inference.spectral:spectral", "Estimate the weights from a spectrum of the data."
-    ),
-    "spectral-overlap": Command(
-        "inference.spectral_theory:spectral_overlap",
-        "Compute the overlap of the spectral estimator.",
-    ),
-    "weak-recovery": Command(
-        "thresholds.weak:weak_recovery", "Compute the smallest α at which anything is learned."
-    ),
-    "staircase": Command(
-        "thresholds.stairs:staircase", "Compute the thresholds in the order of learning."
-    ),
-    "first-order": Command(
-        "thresholds.transitions:first_order", "Compute the thresholds of a first-order transition."
-    ),
-    "recovery-threshold": Command(
-        "thresholds.transitions:recovery_threshold",
-        "Compute the α above which recovery is perfect.",
-    ),
-    "train": Command("descent.training:train", "Train a student by gradient descent.", runs=True),
-    "descent-theory": Command(
-        "sgd.multi_pass:descent_theory", "Compute what gradient descent learns as D → ∞."
-    ),
-    "sgd flow": Command(
-        "sgd.gradient_flow:flow", "Integrate the overlaps of online SGD over time."
-    ),
-    "sgd simulate": Command(
-        "sgd.simulation:simulate", "Run online SGD of a student at any dimension.", runs=True
-    ),
-    "sgd recovery-time": Command(
-        "sgd.gradient_flow:recovery_time", "Compute the time of weak recovery."
-    ),
-    "sgd rates": Command(
-        "sgd.landscape:rates", "Compute how fast online SGD leaves the unlearned state."
-    ),
-    "sgd risk": Command("sgd.landscape:risk", "Compute the population risk at overlaps."),
-    "sgd exponents": Command(
-        "sgd.leaps:exponents", "Find the exponents of a link and the leaps of its rows."
-    ),
+    "global-minimum": Command("inference.learner_search:global_minimum", learner=True),
+    "spectral": Command("inference.spectral:spectral"),
+    "spectral-overlap": Command("inference.spectral_theory:spectral_overlap"),
+    "weak-recovery": Command("thresholds.weak:weak_recovery"),
+    "staircase": Command("thresholds.stairs:staircase"),
+    "first-order": Command("thresholds.transitions:first_order"),
+    "recovery-threshold": Command("thresholds.transitions:recovery_threshold"),
+    "train": Command("descent.training:train", runs=True),
+    "descent-theory": Command("sgd.multi_pass:descent_theory"),
+    "sgd flow": Command("sgd.gradient_flow:flow"),
+    "sgd simulate": Command("sgd.simulation:simulate", runs=True),
+    "sgd recovery-time": Command("sgd.gradient_flow:recovery_time"),
+    "sgd rates": Command("sgd.landscape:rates"),
+    "sgd risk": Command("sgd.landscape:risk"),
+    "sgd exponents": Command("sgd.leaps:exponents"),
 }
 
 _LINKS = {

@@ -123,7 +123,10 @@ def _kind(place: CommandLine) -> str:
 
 def _summary(name: str) -> str:
     """What help says of a command or of a group of commands."""
-    return read(COMMANDS[name].target).summary if name in COMMANDS else _GROUPS.get(name, _ABOUT)
+    if name not in COMMANDS:
+        return _GROUPS.get(name, _ABOUT)
+    command = COMMANDS[name]
+    return command.summary or read(command.target).summary
 
 
 def _choices(name: str) -> dict[str, str]:
@@ -132,8 +135,7 @@ def _choices(name: str) -> dict[str, str]:
         models = MODELS.items() if COMMANDS[name].models else ()
         return {model: read(target).summary for model, target in models}
     names = [other for other in [*COMMANDS, *_GROUPS] if other.rpartition(" ")[0] == name]
-    summary = lambda name: COMMANDS[name].summary if name in COMMANDS else _GROUPS[name]
-    return {other.split()[-1]: summary(other) for other in names}
+    return {other.split()[-1]: _summary(other) for other in names}
 
 
 def _reject_unknown(place: CommandLine, rest: Sequence[str], names: list[str]) -> None:

@@ -22,12 +22,11 @@ from jaxsmi.cli.flags import check_names, make_model, with_records
 from jaxsmi.cli.report import Report, plain, report
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
-from jaxsmi.core.driver import tqdm
 from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import Solution
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench import plotting, sweeps
-from jaxsmi.workbench.rows import SOLVERS, Grid, Row, evolve, setting_names
+from jaxsmi.workbench.rows import SOLVERS, Grid, Row, setting_names
 
 if TYPE_CHECKING:
     import xarray
@@ -90,17 +89,13 @@ def run(
         # beyond perfect recovery of two layers at α = 1.2
         top = max(1.3, 1.04 * alpha)
     theory = smi.state_evolution(model, alpha, key=theory_key, progress=progress, **step)
-    curve: list[Solution] = []
-    previous = None
     # between the ends: at α = 0 there is nothing to solve
     alphas = (np.arange(curve_points) + 0.5) / curve_points * top
-    for value in tqdm(alphas, desc="alpha", disable=not progress, leave=False):
-        curve.append(evolve(model, float(value), theory_key, previous, **point))
-        previous = curve[-1] if bool(curve[-1].converged) else previous
+    curve = smi.curve(model, alphas, key=theory_key, progress=progress, **point)
     yield _beside(learned, theory, curve)
 
 
-def _beside(learned: Solution, theory: Solution, curve: list[Solution]) -> Report:
+def _beside(learned: Solution, theory: Solution, curve: smi.Curve) -> Report:
     """The report of a run and its theory."""
     text = [repr(learned), repr(theory)]
     missed = ", ".join(number(x.alpha) for x in curve if not bool(x.converged))
@@ -113,7 +108,7 @@ def _beside(learned: Solution, theory: Solution, curve: list[Solution]) -> Repor
         plotting.overlap_against_iteration(learned, theory, left)
         plotting.overlap_against_alpha(curve, learned, right, legend=False)
 
-    data = {"gamp": plain(learned), "state_evolution": plain(theory), "curve": plain(curve)}
+    data = {"gamp": plain(learned), "state_evolution": plain(theory), "curve": plain(list(curve))}
     stored = lambda: {"gamp": learned, "trajectory": theory, "curve": curve}
     return Report(data, "\n".join(text), stored, draw)
 

@@ -85,7 +85,7 @@ class Result(enum.IntEnum):
     MAX_STEPS = (
         2,
         "Not converged within max_steps: raise max_steps, or loosen tolerance; close to a "
-        "threshold convergence is slow. Theory has no error bar then (NaN).",
+        "threshold convergence is slow.",
         "The run took all its steps before it reached its target: take more steps.",
     )
     DIVERGED = (

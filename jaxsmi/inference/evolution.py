@@ -308,9 +308,11 @@ def free_entropy(
     key: PRNGKeyArray | None = None,
     averages: Averages = Averages(),  # noqa: B008  (immutable)
 ) -> Estimate:
-    r"""Φ(Q) in nats per dimension, at Q̂ = α·response(Q), with its standard error.
+    r"""Compute the free entropy Φ(Q) in nats per dimension, with its standard error.
 
-    Φ = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out           (matrix models: module docstring)
+        Φ = -½ tr(Q Q̂) + Φ_w(Q̂) + α E log Z_out,   Q̂ = α·response(Q)
+
+    Of matrix models: the module docstring.
 
     Args:
         model: Any model with a channel.

@@ -67,7 +67,7 @@ def global_minimum(
     iteration: Iteration = Iteration(max_steps=100),  # noqa: B008
     progress: bool = False,
 ) -> list[LearnerSolution]:
-    r"""Every branch of fixed points that some starts lead to, lowest energy first.
+    r"""Find the branches of fixed points that some starts lead to, lowest energy first.
 
     The first is the global minimum of the risk, as replica theory has it; energies of two branches
     that cross with α are a first-order transition, where dE/dα = E 𝓜 of each.

@@ -91,8 +91,7 @@ def spectral(
     regularisation: ArrayLike = REGULARISATION,
     estimate_norm: bool | None = None,
 ) -> Solution:
-    r"""Compute the optimal spectral estimate of W on a data set, from covariances of fields given
-    labels.
+    r"""Compute the optimal spectral estimate of W from inputs and labels.
 
         T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
 

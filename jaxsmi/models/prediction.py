@@ -22,7 +22,7 @@ h = ω + √V GOE(T), Q_0 = q + V, of E[y|ω] and of y(ω):
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -241,7 +241,7 @@ def error_of_rows(
 
 def generalization_error(
     model: AbstractModel,
-    overlap: ArrayLike | Solution,
+    overlap: ArrayLike | Solution | Iterable[Solution],
     *,
     data: Dataset | None = None,
     key: PRNGKeyArray | None = None,
@@ -271,7 +271,8 @@ def generalization_error(
             Bayes. (A learner's teacher is that of its solution.)
         overlap: Q (P, P), a number q (Q = q I; the q of a matrix), or a Solution; 0 ⪯ Q ⪯ S, the
             prior's second moment, which a run at finite D may miss by chance: pass its `data`. In
-            the theory of a learner Q may be of any size.
+            the theory of a learner Q may be of any size. Of a `Curve`, or another sequence of A
+            solutions, the errors are arrays (A,).
         data: Data of a run, with their teacher. Default None: theory at Q.
         key: A random key. Default None: for closed forms only.
         predictor: "plug-in" or "bayes".
@@ -304,6 +305,14 @@ def generalization_error(
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (62) to (64)].
     """
+    several = getattr(overlap, "solutions", overlap)  # of a Curve, which is above this package
+    if isinstance(several, list | tuple) and several and isinstance(several[0], Solution):
+        settings: dict[str, Any] = {"data": data, "key": key, "predictor": predictor}
+        errors = [
+            generalization_error(model, one, points=points, loss=loss, **settings)
+            for one in several
+        ]
+        return jax.tree.map(lambda *numbers: jnp.stack(numbers), *errors)
     model = model_argument(model)
     P = model.indices
     bayes = validate.choice("predictor", predictor, ("plug-in", "bayes")) == "bayes"
@@ -330,7 +339,7 @@ def generalization_error(
         )
     allowed = f"None: for {title(model)} at this overlap the error follows from Q alone"
     check(data is None, "data", data, allowed)
-    settings: dict[str, Any] = {"bayes": bayes, "points": power_of_two(points // 8), "loss": loss}
+    settings = {"bayes": bayes, "points": power_of_two(points // 8), "loss": loss}
     if isinstance(solution, LearnerSolution):
         known = _learner_overlaps(model, solution)
         key = validate.key("key", key)

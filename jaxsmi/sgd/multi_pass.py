@@ -329,8 +329,9 @@ def descent_theory(
     student: AbstractTeacher | None = None,
     averages: Averages | None = None,
 ) -> LearnerSolution:
-    r"""Compute what gradient descent on a data set of N = α D samples has learned after each step,
-    in the limit D → ∞: full batch, mini-batches, epochs.
+    r"""Compute what gradient descent on a data set has learned after each step, as D → ∞.
+
+    N = α D samples; full batch, mini-batches, epochs:
 
         loss = Σ_{μ ∈ batch} ℓ(link(W x_μ/√D), y_μ),   W ← W + optimiser(∇loss)
 

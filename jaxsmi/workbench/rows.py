@@ -32,8 +32,8 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench.storage import MATRICES, SCALARS
 from jaxsmi.workbench.storage import parameters as parameters_of
 
-FIELDS = (*MATRICES, *SCALARS)
-_RESERVED = ("alpha", "seed", "message", "cosine", "index", "index_", *FIELDS)
+FIELDS = ("cosine", *MATRICES, *SCALARS)
+_RESERVED = ("alpha", "seed", "message", "index", "index_", *FIELDS)
 OPTIMIZERS = ("adam", "adamw", "lion", "nadam", "radam", "rmsprop", "sgd")
 
 # Fields over those α that were solved; over all α "message", empty where solved; "seconds"
@@ -176,10 +176,7 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
 
 
 def _fields(solution: Solution) -> Row:
-    fields = {name: np.asarray(getattr(solution, name)) for name in FIELDS}
-    return fields | (
-        {"cosine": np.asarray(solution.cosine)} if "cosine" in solution.history else {}
-    )
+    return {name: np.asarray(getattr(solution, name)) for name in FIELDS}
 
 
 def _source(function: Solver) -> str:

@@ -31,7 +31,7 @@ from jax.typing import ArrayLike
 import jaxsmi
 from jaxsmi.core import validate
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Solution, index_names
+from jaxsmi.core.solution import Estimate, Solution, index_names
 
 if TYPE_CHECKING:
     import xarray
@@ -146,10 +146,10 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
         **attributes: Added to the attributes.
 
     Returns:
-        A Dataset with `overlap`, `stderr`, `covariance` (index, index_); `error`, `steps`,
-        `residual`, `spectral_radius`, `result`, of a run its `stability` and `free_entropy`;
-        `alpha` and the `name` of each index as coordinates; `weights` (index, dimension), of a
-        matrix (row, dimension), where there are some; `history_...` (step, ...).
+        A Dataset with `overlap`, `stderr`, `covariance` (index, index_); `cosine` (index); `error`,
+        `steps`, `residual`, `spectral_radius`, `result`, of a run its `stability` and
+        `free_entropy`; `alpha` and the `name` of each index as coordinates; `weights` (index,
+        dimension), of a matrix (row, dimension), where there are some; `history_...` (step, ...).
 
     Raises:
         ValueError: For a batch of solutions.
@@ -168,6 +168,7 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
         name: ((), np.asarray(getattr(solution, name))) for name in SCALARS
     }
     variables |= {name: (square, np.asarray(getattr(solution, name))) for name in MATRICES}
+    variables["cosine"] = (("index",), np.asarray(solution.cosine))
     for name in ("stability", "free_entropy"):
         if getattr(solution, name) is not None:
             variables[name] = ((), np.asarray(getattr(solution, name)))
@@ -258,11 +259,12 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
     """
     xarray = import_xarray()
     items = list(item.values()) if isinstance(item, dict) else [item]
-    storable = all(
-        isinstance(x, Solution | xarray.Dataset) or hasattr(x, "__iter__") for x in items
+    allowed = "a Solution, a Curve or other sequence of them, an xarray.Dataset, or a dict of these"
+    storable = lambda x: (
+        isinstance(x, Solution | xarray.Dataset)
+        or (hasattr(x, "__iter__") and not isinstance(x, Estimate | str))
     )
-    allowed = "a Solution, a sequence of them, an xarray.Dataset, or a dict of these"
-    validate.check(storable, "item", item, allowed)
+    validate.check(all(map(storable, items)), "item", item, f"{allowed} (pickle stores any other)")
     parts: dict[str, xarray.Dataset] = {}
     if isinstance(item, dict):
         described = _described(groups=", ".join(map(str, item)), **attributes)
@@ -283,7 +285,7 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
             them). Default None.
 
     Returns:
-        An xarray.Dataset.
+        An xarray.Dataset; of a curve `(loaded.cosine**2).plot.line(x="alpha")` draws it again.
 
     Raises:
         FileNotFoundError: There is no such file.

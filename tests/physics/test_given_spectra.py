@@ -120,3 +120,19 @@ def test_quadratic_networks_with_power_laws(reference):
         end = smi.state_evolution(model, float(samples) / 400**2, learner=learner)
         assert end.converged
         assert float(end.error) / size == pytest.approx(error[np.argmax(rank)], rel=1.0 / 400)
+
+
+@SLOW
+@pytest.mark.parametrize(("gamma", "noise"), [(1.0, 0.0), (1.5, 0.0), (1.0, 0.1), (2.0, 0.1)])
+def test_scaling_with_power_laws(gamma, noise):
+    """e ∝ α^{-(2γ-1)} without noise, α^{-(2γ-1)/2γ} with it, of 20000 eigenvalues where neither the
+    first nor the last of them matter: slopes within 0.1, which three times those α exceed."""
+    values = np.arange(1.0, 20001.0) ** -gamma
+    cuts = np.r_[np.arange(30), np.geomspace(30, 20000, 61).round().astype(int)]
+    atoms = [np.sqrt(np.mean(values[a:b] ** 2)) for a, b in itertools.pairwise(cuts)]
+    prior = smi.priors.Spectrum(atoms, np.diff(cuts))
+    model = smi.AttentionIndexed(2, prior, "linear", noise=noise)
+    alphas = np.geomspace(1e-2, 1e-1, 3) if noise else np.geomspace(3e-4, 3e-3, 3)
+    error = [float(smi.state_evolution(model, alpha, key=KEY).error) for alpha in alphas]
+    slope = np.polyfit(np.log(alphas), np.log(error), 1)[0]
+    assert slope == pytest.approx(-(2 * gamma - 1) / (2 * gamma if noise else 1), abs=0.1)

@@ -212,6 +212,17 @@ def test_a_curve_is_drawn_stored_and_tabulated(line, tmp_path):
     stored = smi.load(tmp_path / "line.nc")
     np.testing.assert_array_equal(stored.overlap, line.overlap)
     assert stored.equals(line.to_xarray())
+    np.testing.assert_array_equal(stored.cosine, line.cosine)
+    with pytest.raises(ValueError, match=r"item: got Estimate.*pickle stores any other"):
+        smi.save(smi.generalization_error(line[0].model, 0.5, key=KEY), tmp_path / "line.nc")
+
+
+def test_the_errors_of_a_curve_are_those_of_its_solutions(line):
+    model = line[0].model
+    errors = smi.generalization_error(model, line, key=KEY)
+    each = [smi.generalization_error(model, one, key=KEY) for one in line]
+    np.testing.assert_array_equal(errors.value, jnp.stack([one.value for one in each]))
+    np.testing.assert_array_equal(errors.stderr, jnp.stack([one.stderr for one in each]))
 
 
 def test_a_threshold_has_the_colour_of_what_is_learned_there():
