@@ -244,3 +244,16 @@ def test_a_legend_has_each_label_once_and_what_marks_are(ax):
         ax.plot([0], [k], label="published")
     plotting.legend(ax, {"message passing": {"marker": "o", "ls": "none"}})
     assert labels(ax) == ["published", "message passing"]
+
+
+@pytest.mark.parametrize("layout", ["constrained", None])
+def test_the_legend_of_two_curves_is_whole_in_a_saved_figure(layout, tmp_path):
+    """Above the axes if a layout makes room there, else inside."""
+    ax = Figure(figsize=(3.5, 2.7), layout=layout).subplots()
+    for _ in range(2):
+        plotting.overlap_against_alpha(synthetic.curve(), ax=ax)
+    ax.figure.savefig(tmp_path / "a.png")
+    box, room = ax.get_legend().get_window_extent(), ax.figure.bbox
+    assert len(labels(ax)) == 4
+    assert room.x0 <= box.x0 < box.x1 <= room.x1
+    assert room.y0 <= box.y0 < box.y1 <= room.y1

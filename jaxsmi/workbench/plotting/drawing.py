@@ -134,9 +134,24 @@ def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
 
 
 def legend_above(ax: Axes, columns: int, keys: Keys | None = None, **settings: Any) -> None:
-    """Draw the legend above the axes, in `columns` columns."""
+    """Draw the legend above the axes, in `columns` columns or the most that fit into the figure;
+    inside the axes if none fit."""
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
-    legend(ax, keys, **place | {"ncols": columns} | settings)
+    for count in range(columns, 0, -1):
+        legend(ax, keys, **place | {"ncols": count} | settings)
+        if _legend_fits(ax):
+            return
+    legend(ax, keys, **{"loc": "best"} | settings)
+
+
+def _legend_fits(ax: Axes) -> bool:
+    drawn, figure = ax.get_legend(), ax.figure
+    if drawn is None:
+        return True
+    box, room = drawn.get_window_extent(), figure.bbox
+    # a layout engine makes room above the axes, and may move them to the right
+    managed = figure.get_layout_engine() is not None
+    return box.x1 <= room.x1 - 0.05 * managed * room.width and (managed or box.y1 <= room.y1)
 
 
 def savefig(
