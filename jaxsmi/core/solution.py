@@ -322,7 +322,7 @@ class Threshold(eqx.Module):
         return describe(title, (), [["", "learned there", "overlap below"], *rows], remark)
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
-        """Draw a dotted line at α_c, and a band of its 95 % interval, into axes over α.
+        """Draw a vertical line at α_c, and a band of its 95 % interval, into axes over α.
 
         Args:
             ax: Axes to draw in, such as those of `smi.curve(..).plot()`. Default None: new ones.

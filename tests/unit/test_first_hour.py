@@ -204,6 +204,8 @@ def test_a_curve_is_drawn_stored_and_tabulated(line, tmp_path):
     assert threshold.plot(ax, "threshold") is ax
     assert line.plot(ax).lines[-1].get_label() == f"{label} (3)"  # the threshold is no curve
     assert np.all(np.asarray(ax.lines[2].get_xdata()) == np.float64(0.7))
+    first, second = ax.lines[2], threshold.plot(ax, "another").lines[-1]
+    assert first.get_linestyle() != second.get_linestyle()
     table = line.to_dataframe()
     np.testing.assert_array_equal(table.index, line.alpha)
     np.testing.assert_array_equal(table["overlap_1"], line.overlap[:, 0, 0])

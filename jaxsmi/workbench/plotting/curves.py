@@ -31,6 +31,8 @@ _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 _REACHED = (Result.SUCCESS, Result.UNSTABLE)  # codes of a learner's theory at a fixed point
 _ALPHA = r"sample complexity $\alpha$"
+_THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
+_THRESHOLD = "threshold"  # marks their lines
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
@@ -156,7 +158,7 @@ def _names(solutions: Sequence[Solution]) -> list[str]:
 
 def _call(ax: Axes) -> int:
     """Number of calls that drew on these axes before: each marks its lines with its number."""
-    return len({drawn.get_gid() for drawn in ax.lines} - {None})
+    return len({drawn.get_gid() for drawn in ax.lines} - {None, _THRESHOLD})
 
 
 def _look(name: str, kind: str, call: int) -> dict[str, Any]:
@@ -395,7 +397,7 @@ def _tints(stairs: Sequence[Sequence[Threshold]]) -> list[int]:
 
 @style()
 def threshold(critical: Threshold, ax: Axes | None = None, label: str | None = None) -> Axes:
-    """Draw a threshold into axes over α: a dotted line, and a band of its 95 % interval.
+    """Draw a threshold into axes over α: a vertical line, and a band of its 95 % interval.
 
     Args:
         critical: The threshold; nothing is drawn of one that is infinite.
@@ -413,7 +415,9 @@ def threshold(critical: Threshold, ax: Axes | None = None, label: str | None = N
     ax = drawing.axes_or_new(ax)
     alpha, (low, high) = float(critical.alpha), critical.interval()
     if np.isfinite(alpha):
-        ax.axvline(alpha, color=INK, lw=0.8, ls=":", label=label)
+        drawn = sum(earlier.get_gid() == _THRESHOLD for earlier in ax.lines)
+        look = {"lw": 0.8, "ls": _THRESHOLDS[drawn % len(_THRESHOLDS)], "gid": _THRESHOLD}
+        ax.axvline(alpha, color=INK, label=label, **look)
         if np.isfinite(low):
             ax.axvspan(low, high, color=INK, alpha=0.2, lw=0)
         if label is not None:
