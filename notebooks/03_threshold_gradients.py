@@ -106,7 +106,7 @@ assert (
 #
 # `step=1` asks for the second threshold, that of the first layer. It is computed along the fixed point that has
 # the last layer learned, and so is its derivative. It hardly depends on the skip connection, so that the search
-# needs more than $2^{15}$ points and some ten minutes. It is not run here:
+# needs many random points, and more than ten minutes on one core. It is not run here:
 #
 # ```python
 # precise = {"averages": smi.Averages(points=2**15), "iteration": smi.Iteration(tolerance=0.03)}
