@@ -109,7 +109,8 @@ class Solution(eqx.Module):
         state: What is needed to continue a run.
         model: The problem, so that a file or a figure can say how it was made.
         key: The randomness, for the same purpose.
-        kind: What ran: "state_evolution", "gamp", "spectral", "train" or "nuclear_norm".
+        kind: What ran: "state_evolution", "gamp", "spectral", "train", "descent_theory" or
+            "nuclear_norm".
     """
 
     overlap: Array
@@ -133,7 +134,8 @@ class Solution(eqx.Module):
 
     @property
     def converged(self) -> Array:
-        """True where the run ended at a fixed point: codes SUCCESS and RECOVERED."""
+        """True where the code is SUCCESS or RECOVERED: an end at a fixed point, or of descent all
+        steps taken."""
         return (self.result == Result.SUCCESS) | (self.result == Result.RECOVERED)
 
     @property
@@ -153,25 +155,28 @@ class Solution(eqx.Module):
     @property
     def cosine(self) -> Array:
         """The cosine of each index with the teacher (P,), of a batch (runs, P): of a run the last
-        finite record; of theory M_pp/√(Q_pp ρ_pp), up to the symmetries of the model, √(Q/ρ) of
-        Bayes. NaN without a teacher, or with one of another number of indices."""
+        finite record, of theory `cosines` at the end. NaN without a teacher, or with one of another
+        number of indices."""
         if "cosine" not in self.history:
-            return self._theory_cosine()
+            return self.cosines(vars(self))
         cosines = self.history["cosine"]
         # a run that broke ends in NaN: the last finite record is what it had learned
         finite = jnp.isfinite(cosines)[..., ::-1, :]
         last = cosines.shape[-2] - 1 - jnp.argmax(finite, axis=-2)
         return jnp.take_along_axis(cosines, last[..., None, :], axis=-2)[..., 0, :]
 
-    def _theory_cosine(self) -> Array:
-        # Bayes: M = Q, and Q + V is the second moment of the signal
-        return self._cosines(self.overlap, self.overlap + self.covariance)
+    def cosines(self, overlaps: Mapping[str, Array]) -> Array:
+        """The cosines M_pp/√(Q_pp ρ_pp) (.., P) of theory, up to the symmetries of the model, at
+        "overlap" Q and "covariance" V (.., P, P), as in its history. Of Bayes M = Q and ρ = Q + V.
+        NaN without a model."""
+        Q = overlaps["overlap"]
+        return self._cosines(Q, Q, Q + overlaps["covariance"])
 
-    def _cosines(self, M: Array, rho: Array) -> Array:
-        if self.model is None or M.shape != self.overlap.shape:
-            return missing_array(self.overlap.shape[:-1], self.overlap.dtype)
+    def _cosines(self, M: Array | None, Q: Array, rho: Array) -> Array:
+        if self.model is None or M is None or M.shape != Q.shape:
+            return missing_array(Q.shape[:-1], Q.dtype)
         of_one = jnp.vectorize(self.model.metric.cosines, signature="(p,q),(p,q),(p,q)->(p)")
-        return of_one(M, self.overlap, rho)
+        return of_one(M, Q, rho)
 
     def __repr__(self) -> str:
         return safe_repr(self, self._text)
@@ -261,12 +266,12 @@ class LearnerSolution(Solution):
     spectrum: PyTree | None = None
     stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
 
-    def _theory_cosine(self) -> Array:
-        M = self.teacher_overlap
-        if M is None or self.model is None:
-            return missing_array(self.overlap.shape[:-1], self.overlap.dtype)
-        # the covariance of a learner is a response: ρ is that of the teacher's prior
-        return self._cosines(M, self.model.prior.second_moment(M.shape[-1]))
+    def cosines(self, overlaps: Mapping[str, Array]) -> Array:
+        """The cosines (.., P) of theory at "overlap" Q and "teacher_overlap" M. ρ is the second
+        moment of the teacher's prior: the covariance of a learner is a response."""
+        Q, M = overlaps["overlap"], overlaps.get("teacher_overlap")
+        rho = Q if self.model is None else self.model.prior.second_moment(Q.shape[-1])
+        return self._cosines(M, Q, rho)
 
     def _numbers(self) -> dict[str, str]:
         names = ("error", "train_loss", "test_loss", "energy", "stability")

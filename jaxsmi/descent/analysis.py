@@ -54,8 +54,7 @@ def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> A
 
     Args:
         solution: A Solution of gamp or train (its history; a batch of runs too), or several, at
-            different α (of gamp the last cosine; of state evolution √(Q_pp/ρ_p), to which the
-            cosine of message passing tends).
+            different α (`solution.cosine` of each).
         level: The cosine c in (0, 1). Default 0.5.
 
     Returns:
@@ -89,15 +88,7 @@ def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> A
     points = validate.sequence("solution", solution, allowed, validate.instance, Solution, allowed)
     curve = sorted(points, key=lambda point: float(point.alpha))
     alphas = jnp.asarray([point.alpha for point in curve])
-
-    def cosine(point: Solution) -> Array:
-        if "cosine" in point.history:
-            return jnp.asarray(point.cosine)
-        # of theory: cos² → Q_pp/ρ_p, with ρ = Q + V
-        rho = jnp.diagonal(point.overlap) + jnp.diagonal(point.covariance)
-        return jnp.sqrt(jnp.maximum(jnp.diagonal(point.overlap), 0.0) / rho)
-
-    return crossing(alphas, jnp.stack([cosine(point) for point in curve]), level)
+    return crossing(alphas, jnp.stack([point.cosine for point in curve]), level)
 
 
 class Averaged(eqx.Module):

@@ -120,11 +120,12 @@ class Curve(eqx.Module):
         name = "cosines" if learned else "overlaps"
         return describe(f"Curve of {len(self)} solutions: {name}", rows=rows)
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """Draw Q/ρ of each index (of learners the squared cosine) against α, with error bands.
 
         Args:
             ax: Axes to draw in; those of another curve share its legend. Default None: new ones.
+            label: Of the curve, in the legend. Default None: "state evolution".
 
         Returns:
             The axes.
@@ -132,7 +133,7 @@ class Curve(eqx.Module):
         Raises:
             ImportError: Without matplotlib, with the remedy.
         """
-        return load_workbench("plotting").overlap_against_alpha(theory=self, ax=ax)
+        return load_workbench("plotting").overlap_against_alpha(self, ax=ax, label=label)
 
     def to_xarray(self, **attributes: object) -> xarray.Dataset:
         """Convert to an xarray.Dataset along `alpha`, with provenance; keyword arguments are added

@@ -188,18 +188,10 @@ def _theory(law: Any, data: Dataset, key: PRNGKeyArray, settings: dict[str, Any]
     # the trajectory is the result: Newton's steps would leave it before its end
     plain = dataclasses.replace(settings.pop("iteration", Iteration()), newton=False)
     solution = state_evolution(law, data.alpha, key=key, iteration=plain, **settings)
-    history = dict(solution.history)
-    rho = jnp.diagonal(law.prior.second_moment(law.indices))
-    Q = jnp.diagonal(history["overlap"], axis1=-2, axis2=-1)
-    M = history.get("teacher_overlap")
-    if M is None:
-        # Bayes: M = Q, so that cos² = M²/(Qρ) = Q/ρ
-        history["cosine"] = jnp.sqrt(jnp.maximum(Q, 0.0) / rho)
-    else:
-        allowed = "a learner whose student has as many indices as the teacher"
-        check(M.shape[-2] == M.shape[-1], "methods", f"theory of M {M.shape[-2:]}", allowed)
-        M = jnp.diagonal(M, axis1=-2, axis2=-1)
-        history["cosine"] = jnp.abs(M) / jnp.sqrt(Q * rho)
+    shape = solution.history.get("teacher_overlap", solution.overlap).shape[-2:]
+    allowed = "a learner whose student has as many indices as the teacher"
+    check(shape[0] == shape[1], "methods", f"theory of M {shape}", allowed)
+    history = {**solution.history, "cosine": solution.cosines(solution.history)}
     return _single(dataclasses.replace(solution, history=history), law)
 
 

@@ -29,11 +29,11 @@ from jaxsmi.inference.curve import next_start
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench.storage import MATRICES, SCALARS
+from jaxsmi.workbench.storage import MATRICES, OPTIONAL, SCALARS
 from jaxsmi.workbench.storage import parameters as parameters_of
 
 FIELDS = ("cosine", *MATRICES, *SCALARS)
-_RESERVED = ("alpha", "seed", "message", "index", "index_", *FIELDS)
+_RESERVED = ("alpha", "seed", "message", "index", "index_", *FIELDS, *OPTIONAL)
 OPTIMIZERS = ("adam", "adamw", "lion", "nadam", "radam", "rmsprop", "sgd")
 
 # Fields over those α that were solved; over all α "message", empty where solved; "seconds"
@@ -176,7 +176,8 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
 
 
 def _fields(solution: Solution) -> Row:
-    return {name: np.asarray(getattr(solution, name)) for name in FIELDS}
+    own = [name for name in OPTIONAL if getattr(solution, name, None) is not None]
+    return {name: np.asarray(getattr(solution, name)) for name in (*FIELDS, *own)}
 
 
 def _source(function: Solver) -> str:

@@ -31,7 +31,7 @@ from jax.typing import ArrayLike
 import jaxsmi
 from jaxsmi.core import validate
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Estimate, Solution, index_names
+from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, index_names
 
 if TYPE_CHECKING:
     import xarray
@@ -41,6 +41,17 @@ if TYPE_CHECKING:
 
 SCALARS = ("error", "steps", "residual", "spectral_radius", "result")  # fields of one number
 MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
+# numbers that only some solutions have
+OPTIONAL = (
+    "stability",
+    "free_entropy",
+    "train_loss",
+    "test_loss",
+    "energy",
+    "potential",
+    "jump_fraction",
+    "gradient_norm",
+)
 _LARGEST = 256  # arrays of a model with more entries than this are described by shape and type
 
 
@@ -147,9 +158,10 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
 
     Returns:
         A Dataset with `overlap`, `stderr`, `covariance` (index, index_); `cosine` (index); `error`,
-        `steps`, `residual`, `spectral_radius`, `result`, of a run its `stability` and
-        `free_entropy`; `alpha` and the `name` of each index as coordinates; `weights` (index,
-        dimension), of a matrix (row, dimension), where there are some; `history_...` (step, ...).
+        `steps`, `residual`, `spectral_radius`, `result`; of a run its `stability` and
+        `free_entropy`; of a learner its losses, energy and overlaps, with errors `.._stderr`;
+        `alpha` and the `name` of each index as coordinates; `weights` (index, dimension), of a
+        matrix (row, dimension), where there are some; `history_...` (step, ...).
 
     Raises:
         ValueError: For a batch of solutions.
@@ -169,9 +181,20 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
     }
     variables |= {name: (square, np.asarray(getattr(solution, name))) for name in MATRICES}
     variables["cosine"] = (("index",), np.asarray(solution.cosine))
-    for name in ("stability", "free_entropy"):
-        if getattr(solution, name) is not None:
+    for name in OPTIONAL:
+        if getattr(solution, name, None) is not None:
             variables[name] = ((), np.asarray(getattr(solution, name)))
+    if isinstance(solution, LearnerSolution):
+        axes = {
+            "teacher_overlap": ("index", "teacher_index"),
+            "direction_overlap": ("index", "direction"),
+        }
+        named = {name: getattr(solution, name) for name in axes}
+        named |= {f"{name}_stderr": error for name, error in solution.stderrs.items()}
+        for name, value in named.items():
+            if value is not None and np.size(value):
+                own = axes.get(name.removesuffix("_stderr"), square)
+                variables[name] = (own[: np.ndim(value)], np.asarray(value))
     if solution.weights is not None:
         weights = np.asarray(solution.weights)
         # one row an index, else the rows of a matrix, of several layers with one more axis

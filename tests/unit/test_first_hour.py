@@ -203,6 +203,7 @@ def test_a_curve_is_drawn_stored_and_tabulated(line, tmp_path):
     )
     assert threshold.plot(ax, "threshold") is ax
     assert line.plot(ax).lines[-1].get_label() == f"{label} (3)"  # the threshold is no curve
+    assert line.plot(ax, "noise 1/2").lines[-1].get_label() == "noise 1/2"
     assert np.all(np.asarray(ax.lines[2].get_xdata()) == np.float64(0.7))
     first, second = ax.lines[2], threshold.plot(ax, "another").lines[-1]
     assert first.get_linestyle() != second.get_linestyle()
@@ -313,6 +314,21 @@ def test_the_share_of_errors_of_a_logistic_learner_is_an_angle():
         smi.generalization_error(teacher, run, key=KEY)
     assert isinstance(run.cosine, jax.Array)
     assert isinstance(theory.cosine, jax.Array)
+
+
+def test_theory_of_a_learner_is_drawn_and_stored_by_its_own_numbers():
+    """Its overlap is the size of its weights: what was learned is M/√Q."""
+    settings = {"key": KEY, "learner": smi.Erm(smi.links.linear(), ridge=0.1)}
+    line = smi.curve(smi.links.linear(0.25), [0.5, 1.0], averages=smi.Averages(256), **settings)
+    drawn = line[1].plot().lines[0].get_ydata()
+    np.testing.assert_allclose(drawn[-1], line[1].cosine[0] ** 2, rtol=1e-6)
+    low, high = line.cosine[:, 0]
+    between = 0.5 + 0.5 * (0.7 - low) / (high - low)
+    np.testing.assert_allclose(smi.learned_at(list(line), 0.7), [between], rtol=1e-12)
+    table = line.to_xarray()
+    np.testing.assert_array_equal(table.train_loss, line.values("train_loss"))
+    np.testing.assert_array_equal(table.teacher_overlap, line.values("teacher_overlap"))
+    np.testing.assert_array_equal(table.test_loss_stderr[0], line[0].stderrs["test_loss"])
 
 
 def test_classes_are_wrong_by_the_largest_score():

@@ -44,6 +44,7 @@ def overlap_against_alpha(
     ax: Axes | None = None,
     *,
     names: Sequence[str] | None = None,
+    label: str | None = None,
     bands: float = 2.0,
     legend: bool = True,
 ) -> Axes:
@@ -58,6 +59,7 @@ def overlap_against_alpha(
         ax: Axes to draw in. Default None: new ones. A second call on the same axes has other line
             styles and markers, and a number in the legend.
         names: Of the indices. Default None: those of the model.
+        label: Of the theory in the legend. Default None: "state evolution".
         bands: Half width of the error band in standard errors. Default 2.
         legend: Draw one. Default True.
 
@@ -77,7 +79,9 @@ def overlap_against_alpha(
         if curve:
             alpha, overlap, error = np.array([_point(solution, p) for solution in curve]).T
             failed = np.array([not bool(solution.converged) for solution in curve])
-            look = _look(name, "state evolution", call) | line(call)
+            look = _look(name, label or "state evolution", call) | line(call)
+            if label is not None:  # which says which call it is
+                look["label"] = label if len(names) == 1 else f"{name}, {label}"
             look |= {"marker": ".", "markersize": 3.5, "markevery": np.flatnonzero(~failed)}
             ax.plot(alpha, overlap, color=colour(p), **look)
             if failed.any():
@@ -128,8 +132,10 @@ def overlap_against_iteration(
     run = {} if gamp is None else gamp.trajectory
     for p, name in enumerate(names):
         if theory is not None:
-            step, overlap = (theory.trajectory[key] for key in ("step", "overlap"))
-            overlap = overlap[:, p, p] / (_second_moment(theory)[p] if squared else 1.0)
+            recorded = theory.trajectory
+            step, overlap = recorded["step"], recorded["overlap"][:, p, p]
+            if squared:
+                overlap = np.asarray(theory.cosines(recorded))[:, p] ** 2
             # a fixed point stays where it is while the run beside it goes on
             if bool(theory.converged) and run and step[-1] < run["step"][-1]:
                 step, overlap = np.append(step, run["step"][-1]), np.append(overlap, overlap[-1])
@@ -166,31 +172,23 @@ def _look(name: str, kind: str, call: int) -> dict[str, Any]:
 
 
 def _point(solution: Solution, p: int) -> tuple[float, float, float]:
-    """α and cos² of a run with a teacher and of a learner, else Q over the second moment, with its
-    error."""
-    alpha = float(solution.alpha)
-    learner = isinstance(solution, LearnerSolution)
-    if (learner or solution.kind != "state_evolution") and np.isfinite(c := solution.cosine[p]):
-        return alpha, float(c) ** 2, _cosine_error(solution, p) if learner else 0.0
-    scale = _second_moment(solution)[p]
-    overlap, stderr = (float(x[p, p]) / scale for x in (solution.overlap, solution.stderr))
-    return alpha, overlap, stderr
+    """α, cos² and its error; without a teacher Q and its error."""
+    cosine = float(solution.cosine[p])
+    if not np.isfinite(cosine):
+        return float(solution.alpha), float(solution.overlap[p, p]), float(solution.stderr[p, p])
+    return float(solution.alpha), cosine**2, cosine**2 * _relative_error(solution, p)
 
 
-def _cosine_error(solution: LearnerSolution, p: int) -> float:
-    """Error of cos² = M²/(Qρ), at most: those of M and Q added up; zero where they are unknown."""
+def _relative_error(solution: Solution, p: int) -> float:
+    """Relative error of cos² = M²/(Qρ) of theory, at most: those of M and Q added up, of Bayes that
+    of Q; zero where they are unknown, and of a run."""
+    Q, stderr = solution.overlap[p, p], solution.stderr[p, p]
+    if not isinstance(solution, LearnerSolution):
+        return float(stderr / Q) if Q > 0.0 else 0.0
     M, errors = solution.teacher_overlap, solution.stderrs.get("teacher_overlap")
     if M is None or errors is None:
         return 0.0
-    change = 2.0 * abs(errors[p, p] / M[p, p]) + abs(solution.stderr[p, p] / solution.overlap[p, p])
-    return float(change) * float(solution.cosine[p]) ** 2
-
-
-def _second_moment(solution: Solution) -> np.ndarray:
-    """ρ of each index, Q + V in theory of Bayes; one for a run, whose Q + V only approaches ρ."""
-    if solution.kind != "state_evolution" or isinstance(solution, LearnerSolution):
-        return np.ones(np.shape(solution.overlap)[0])
-    return np.diagonal(np.asarray(solution.overlap) + np.asarray(solution.covariance))
+    return float(2.0 * abs(errors[p, p] / M[p, p]) + abs(stderr / Q))
 
 
 def _finish(ax: Axes, columns: int, **labels: Any) -> Axes:
