@@ -73,10 +73,12 @@ def _addressable(leaf: object) -> bool:  # an array may lie on several hosts
 
 
 def nan_unless(x: Array, *conditions: ArrayLike) -> Array:
-    """x where all conditions hold, else NaN."""
+    """x where all conditions hold, else NaN, which `validate.valid` finds."""
     for condition in conditions:
-        if not (concrete(condition) and bool(condition)):
-            x = jnp.where(condition, x, missing())
+        if not concrete(condition):  # inside jit, where jax_debug_nans ignores a NaN
+            x = jnp.where(condition, x, jnp.nan)
+        elif not bool(condition):
+            x = missing_where(True, x)
     return x
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import PyTree, array_module, concrete, theory_dtype
+from jaxsmi.core.arrays import PyTree, array_module, concrete, nan_unless, theory_dtype
 
 _Kind = TypeVar("_Kind")
 _Value = TypeVar("_Value")
@@ -243,8 +243,7 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     high = xp.all(rest > 0.0) if strict else xp.all(rest > -1e-9)
     bounds = "0 ⪯ Q, and Q below the second moment of the prior"
     check(low & high, name, value, bounds if strict else "0 ⪯ Q ⪯ second moment")
-    fits = finite & symmetric & low & high
-    return jnp.asarray(Q) if concrete(fits) else jnp.where(fits, Q, jnp.nan)
+    return nan_unless(jnp.asarray(Q), finite, symmetric, low, high)
 
 
 def positive_definite(V: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import concrete, nan_unless
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import coordinates_of, symmetric, triangular_root
 
@@ -27,12 +27,7 @@ def semidefinite(name: str, value: object, size: int, rounding: float) -> Array:
     even = jnp.max(jnp.abs(x - x.T)) <= rounding * largest
     fits = even & (jnp.linalg.eigvalsh(symmetric(x))[0] >= -rounding * largest)
     check(fits, name, value, allowed)
-    return nan_without(x, fits)
-
-
-def nan_without(x: Array, condition: Array) -> Array:
-    """x, NaN where a traced condition fails (one that is known has been checked)."""
-    return x if concrete(condition) else jnp.where(condition, x, jnp.nan)
+    return nan_unless(x, fits)
 
 
 def pair_of_arrays(value: Any, rows: int, targets: int, fixed: int) -> tuple[Array, Array]:
@@ -71,4 +66,4 @@ def overlaps_of_weights(
     shown = tuple(x.tolist() if concrete(x) else x for x in (M, Q))
     usual = "Q - M ρ⁺ Mᵀ positive semi-definite (else no weights have these overlaps)"
     check(definite, "(M, Q)", shown, allowed or usual)
-    return nan_without(M, inside & definite), nan_without(Q, inside & definite)
+    return nan_unless(M, inside, definite), nan_unless(Q, inside, definite)

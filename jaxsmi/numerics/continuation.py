@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import nan_unless
 from jaxsmi.core.validate import check
 
 _FEWEST = 4  # values: the last two of three differences give a power, the first two the one before
@@ -46,7 +46,7 @@ def ladder(name: str, values: ArrayLike) -> Array:
     even = jnp.max(jnp.abs(ratios / ratios[0] - 1.0)) <= _EVEN
     falls = jnp.all(steps > 0.0) & (ratios[0] > 1.0)
     check(even & falls, name, values, allowed)
-    return steps if concrete(steps) else jnp.where(even & falls, steps, jnp.nan)
+    return nan_unless(steps, even, falls)
 
 
 def limit(steps: Array, replicas: Array) -> Limit:
