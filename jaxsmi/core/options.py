@@ -48,6 +48,11 @@ class Averages(eqx.Module):
         # one net has no spread, and so no error bar
         self.nets = validate.optional(validate.count, "nets", nets, 2)
 
+    @classmethod
+    def of(cls, averages: Averages | None) -> Averages:
+        """Validate the argument `averages` of a call; None stands for the defaults."""
+        return validate.settings("averages", averages, cls, "smi.Averages(points, nets)")
+
     def sizes(self, points: int, nets: int, images: int = 1) -> tuple[int, int]:
         """Return (points per net, nets), with the defaults of a call; a net has at least `images`
         points."""
@@ -90,6 +95,11 @@ class Iteration(eqx.Module):
         self.tolerance = validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
         self.damping = validate.optional(validate.number, "damping", damping, FRACTION)
         self.newton = validate.optional(validate.flag, "newton", newton)
+
+    @classmethod
+    def of(cls, iteration: Iteration | None) -> Iteration:
+        """Validate the argument `iteration` of a call; None stands for the defaults."""
+        return validate.settings("iteration", iteration, cls, "smi.Iteration(max_steps, ..)")
 
 
 class Start(eqx.Module):

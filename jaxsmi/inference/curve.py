@@ -162,8 +162,8 @@ def curve(
     key: PRNGKeyArray | None = None,
     learner: Bayes | AbstractLearner | None = None,
     start: ArrayLike | Start | None = None,
-    averages: Averages = Averages(),  # noqa: B008  (immutable)
-    iteration: Iteration = Iteration(),  # noqa: B008
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
     progress: bool | None = None,
 ) -> Curve:
     r"""Solve state evolution at several α, each from the fixed point of the one before.

@@ -69,8 +69,8 @@ def state_evolution(
     key: PRNGKeyArray | None = None,
     learner: Bayes | AbstractLearner | None = None,
     start: ArrayLike | Start | None = None,
-    averages: Averages = Averages(),  # noqa: B008  (immutable)
-    iteration: Iteration = Iteration(),  # noqa: B008
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
     progress: bool = False,
 ) -> Solution:
     r"""Solve state evolution: the overlap that message passing reaches at α, with its error bar.
@@ -139,7 +139,8 @@ def state_evolution(
     alpha = validate.number("alpha", alpha, POSITIVE, "for several: smi.curve(model, alphas)")
     key = validate.optional(validate.key, "key", key)
     start = as_start(start)
-    validate_settings(averages, iteration, progress)
+    averages, iteration = Averages.of(averages), Iteration.of(iteration)
+    validate.optional(validate.flag, "progress", progress)
     allowed = "smi.Bayes(), smi.Erm(..), smi.Mismatched(..) or smi.MatrixErm(..)"
     learner = None if bayes else validate.instance("learner", learner, AbstractLearner, allowed)
     if learner is None:
@@ -180,13 +181,6 @@ def solve(
     return finish(*order_map.solve(start, settings))
 
 
-def validate_settings(averages: object, iteration: object, progress: object) -> None:
-    """Validate the records of settings of a public function."""
-    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
-    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
-    validate.optional(validate.flag, "progress", progress)
-
-
 def as_start(start: ArrayLike | Start | None) -> Start:
     """A start as the record: an overlap stands for `Start(overlap)`."""
     if isinstance(start, Start):
@@ -221,8 +215,8 @@ def noiseless_limit(
     *,
     key: PRNGKeyArray,
     start: ArrayLike | Start | None = None,
-    averages: Averages = Averages(),  # noqa: B008  (immutable)
-    iteration: Iteration = Iteration(),  # noqa: B008
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
     progress: bool = False,
 ) -> Solution:
     r"""Solve state evolution of a noiseless link without a channel, by vanishing label noise.
@@ -256,7 +250,8 @@ def noiseless_limit(
         [theory: multi-index, Eqs. (70) to (72)].
     """
     model = model_argument(model)
-    validate_settings(averages, iteration, progress)
+    averages, iteration = Averages.of(averages), Iteration.of(iteration)
+    validate.optional(validate.flag, "progress", progress)
     alpha = validate.number("alpha", alpha, POSITIVE)
     steps = ladder("noises", noises)
     key = validate.key("key", key)
@@ -306,7 +301,7 @@ def free_entropy(
     overlap: ArrayLike | Solution,
     *,
     key: PRNGKeyArray | None = None,
-    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    averages: Averages | None = None,
 ) -> Estimate:
     r"""Compute the free entropy Φ(Q) in nats per dimension, with its standard error.
 
@@ -345,16 +340,15 @@ def free_entropy(
     """
     model = model_argument(model, "inference")
     alpha = validate.number("alpha", alpha, POSITIVE)
-    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
+    points, nets = Averages.of(averages).sizes(POINTS, NETS, 2)
     S = model.prior.second_moment(model.indices)
     overlap = overlap.overlap if isinstance(overlap, Solution) else overlap
     Q = validate.overlap("overlap", overlap, S)
     if key is not None or not model.channel.closed_form:
         key = validate.key("key", key)
-    points, nets = averages.sizes(POINTS, NETS)
     valid = validate.valid((alpha, Q)) & validate.valid(model)
     Q = jnp.where(valid, Q, 0.5 * S)
-    estimate = potential_at(model, alpha, Q, key, power_of_two(max(points, 2)), nets)
+    estimate = potential_at(model, alpha, Q, key, power_of_two(points), nets)
     return Estimate(*(jnp.where(valid, x, missing()) for x in estimate))
 
 

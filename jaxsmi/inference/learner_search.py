@@ -38,7 +38,7 @@ from jaxsmi.core.options import Averages, Iteration, Start
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import LearnerSolution
 from jaxsmi.core.validate import check
-from jaxsmi.inference.evolution import state_evolution, validate_settings
+from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.learner_map import typical_ridge
 from jaxsmi.learners.base import AbstractIndexLearner, learner_of
 from jaxsmi.models.base import AbstractModel
@@ -63,8 +63,8 @@ def global_minimum(
     learner: AbstractIndexLearner,
     key: PRNGKeyArray,
     starts: Sequence[str | LearnerSolution] = _NAMES,
-    averages: Averages = Averages(),  # noqa: B008  (immutable)
-    iteration: Iteration = Iteration(max_steps=100),  # noqa: B008
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
     progress: bool = False,
 ) -> list[LearnerSolution]:
     r"""Find the branches of fixed points that some starts lead to, lowest energy first.
@@ -111,7 +111,8 @@ def global_minimum(
     """
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
-    validate_settings(averages, iteration, progress)
+    iteration = Iteration(max_steps=100) if iteration is None else iteration
+    validate.optional(validate.flag, "progress", progress)
     allowed = f"names among {_NAMES}, or solutions of state_evolution with a learner"
     starts = validate.sequence("starts", starts, allowed)
     for start in starts:
@@ -212,8 +213,8 @@ def search_learner(
     *,
     key: PRNGKeyArray,
     objective: str = "error",
-    averages: Averages = Averages(),  # noqa: B008  (immutable)
-    iteration: Iteration = Iteration(),  # noqa: B008
+    averages: Averages | None = None,
+    iteration: Iteration | None = None,
 ) -> LearnerSearch:
     r"""The parameters of a learner that minimise its test error: the best ridge, say.
 
@@ -260,7 +261,7 @@ def search_learner(
     """
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
-    validate_settings(averages, iteration, False)
+    iteration = Iteration.of(iteration)
     validate.function("build", build, _BUILD)
     allowed = "a tree of real numbers"
     first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)

@@ -104,7 +104,7 @@ def gamp(
     key: PRNGKeyArray | None = None,
     learner: Bayes | AbstractLearner | None = None,
     start: ArrayLike | str | Start | Solution | GampState | None = None,
-    iteration: Iteration = Iteration(),  # noqa: B008  (immutable)
+    iteration: Iteration | None = None,
     record: Record | Callable[[GampState], PyTree] | None = None,
     progress: bool = False,
 ) -> Solution:
@@ -195,7 +195,7 @@ def gamp(
     learner = Bayes() if learner is None else learner
     model = model_argument(model, "inference" if isinstance(learner, Bayes) else None)
     validate.instance("data", data, Dataset, "smi.Dataset(inputs, labels), or model.sample(..)")
-    validate.instance("iteration", iteration, Iteration, "smi.Iteration(max_steps, ..)")
+    iteration = Iteration.of(iteration)
     validate.optional(validate.flag, "progress", progress)
     start = start if isinstance(start, Start) else Start(weights=start)
     function, every = Record.of(record)

@@ -263,7 +263,7 @@ class OverlapMap(AbstractOrderMap):
         alpha = nan_unless(alpha, validate.valid((Q, strength)), validate.valid(model))
         side = strength / (1.0 - strength)
         V = jnp.asarray(S - array_module(S, Q).asarray(Q))
-        return cls(model, alpha, key, power_of_two(max(points, 2)), nets, side), V
+        return cls(model, alpha, key, power_of_two(points), nets, side), V
 
     # The map
 

@@ -153,7 +153,7 @@ def spectral_overlap(
     alpha: ArrayLike,
     *,
     key: PRNGKeyArray | None = None,
-    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    averages: Averages | None = None,
 ) -> Estimate:
     r"""Compute the overlap of the optimal spectral estimator as D → ∞.
 
@@ -195,12 +195,11 @@ def spectral_overlap(
     """
     model = model_argument(model, "spectral")
     alpha = validate.number("alpha", alpha, POSITIVE)
-    validate.instance("averages", averages, Averages, "smi.Averages(points, nets)")
-    points, nets = averages.sizes(_POINTS, _NETS, 2)
+    points, nets = Averages.of(averages).sizes(_POINTS, _NETS, 2)
     key = validate.key("key", key)
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)
-    estimate, not_linear = _overlap(model, alpha, key, power_of_two(max(points, 2)), nets)
+    estimate, not_linear = _overlap(model, alpha, key, power_of_two(points), nets)
     allowed = "one with E[z|y] = 0 (for others message passing needs no spectral start)"
     check(not_linear, "model", title(model), allowed)
     valid = centred & not_linear & validate.valid(alpha) & validate.valid(model)

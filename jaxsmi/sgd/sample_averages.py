@@ -338,8 +338,7 @@ def net_averages(
 
 def sizes_of(averages: Averages | None, points: int, nets: int) -> tuple[int, int]:
     """Points of each net, a power of two, and nets, by the defaults of a call."""
-    averages = validate.settings("averages", averages, Averages, "a smi.Averages")
-    size, nets = averages.sizes(points, nets)
+    size, nets = Averages.of(averages).sizes(points, nets)
     return power_of_two(size), nets
 
 

@@ -30,7 +30,6 @@ from jaxsmi.core.validate import POSITIVE
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.minimum import SearchEnd, minimise
 from jaxsmi.thresholds.stairs import staircase
-from jaxsmi.thresholds.weak import sizes_of
 
 _BUILD = "a function of `start` that makes a model"
 
@@ -105,10 +104,9 @@ def search_threshold(
     aim = validate.optional(validate.number, "target", target, POSITIVE)
     most = float(validate.number("alpha_max", alpha_max, POSITIVE))
     key = validate.key("key", key)
-    points_per_net, nets = sizes_of(averages, 2**12, 16)
+    points_per_net, nets = Averages.of(averages).sizes(2**12, 16, 2)
     averages = Averages(points_per_net * nets, nets)
-    allowed = "smi.Iteration(max_steps=.., ..)"
-    iteration = validate.settings("iteration", iteration, Iteration, allowed)
+    iteration = Iteration.of(iteration)
     tolerance = 2e-3 if iteration.tolerance is None else float(iteration.tolerance)
     stairs_of = functools.partial(
         staircase, key=key, alpha_max=most, averages=averages, max_thresholds=step + 1

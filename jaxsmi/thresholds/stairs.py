@@ -32,7 +32,7 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, BranchPoint, check_oblique, next_crossing, scan_branch
 from jaxsmi.thresholds.root import SearchRegion, roots
-from jaxsmi.thresholds.weak import check_model, sizes_of, weak_recovery
+from jaxsmi.thresholds.weak import check_model, weak_recovery
 
 # eigenvalues of a subspace below this part of the largest are statistical errors
 _MIN_EIGENVALUE = 0.05
@@ -98,7 +98,7 @@ def staircase(
     """
     key = validate.key("key", key)
     most = float(lax.stop_gradient(validate.number("alpha_max", alpha_max, POSITIVE)))
-    points_per_net, nets = sizes_of(averages, 2**14, 16)
+    points_per_net, nets = Averages.of(averages).sizes(2**14, 16, 2)
     points = points_per_net * nets
     max_thresholds = validate.optional(validate.count, "max_thresholds", max_thresholds)
     progress = validate.optional(validate.flag, "progress", progress)

@@ -31,7 +31,7 @@ from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, branch_end
-from jaxsmi.thresholds.weak import check_model, sizes_of
+from jaxsmi.thresholds.weak import check_model
 
 # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
 _SMALL_Q = 1e-3
@@ -270,9 +270,8 @@ def first_order(
         [theory: multi-index, section 7.5].
     """
     key = validate.key("key", key)
-    points_per_net, nets = sizes_of(averages, 2**16, 8)
-    allowed = "smi.Iteration(max_steps=..)"
-    max_steps = validate.settings("iteration", iteration, Iteration, allowed).max_steps
+    points_per_net, nets = Averages.of(averages).sizes(2**16, 8, 2)
+    max_steps = Iteration.of(iteration).max_steps
     progress = validate.optional(validate.flag, "progress", progress)
     allowed = "an increasing vector of three numbers > 0 or more"
     chosen = np.geomspace(0.1, 5.0, 40) if alpha is None else alpha

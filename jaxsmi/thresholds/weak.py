@@ -184,14 +184,6 @@ def check_model(model: AbstractModel) -> Array:
     return jnp.asarray(centred) & validate.valid(model)
 
 
-def sizes_of(averages: Averages | None, points: int, nets: int) -> tuple[int, int]:
-    """Points of each net and number of nets, by the defaults of a call; two points a net at
-    least."""
-    allowed = "smi.Averages(points=.., nets=..)"
-    chosen = validate.settings("averages", averages, Averages, allowed)
-    return chosen.sizes(points, nets, images=2)
-
-
 def weak_recovery(
     model: AbstractModel,
     *,
@@ -240,7 +232,7 @@ def weak_recovery(
         [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (54), (70) to (72)].
     """
     key = validate.key("key", key)
-    points_per_net, nets = sizes_of(averages, 2**16, _NETS)
+    points_per_net, nets = Averages.of(averages).sizes(2**16, _NETS, 2)
     model = model_argument(model)
     models, steps = [model], None
     if noises is not None:

@@ -194,13 +194,14 @@ def evolve(
     previous: Solution | None,
     stderr: float | None = None,
     most: int = 2**15,
-    averages: Averages = Averages(),  # noqa: B008  (immutable)
+    averages: Averages | None = None,
     **settings: Any,
 ) -> Solution:
     """State evolution from next to the previous α, with four times the points until all standard
     errors are below `stderr` or `most` points are used."""
     if model.channel.closed_form:  # exact: nothing to average, and a root instead of an iteration
         return state_evolution(model, alpha, key=key, averages=averages, **settings)
+    averages = Averages.of(averages)
     recovered = previous is not None and bool(
         jnp.trace(previous.covariance) < 0.01 * jnp.trace(previous.overlap + previous.covariance)
     )
