@@ -400,13 +400,7 @@ class AbstractChannel(AbstractLabels):
         shape = (self.indices, self.tokens)
         allowed = f"an array of shape (indices, tokens) = {shape}"
         omega = validate.array("omega", omega, allowed, shape=shape)
-        square = (self.indices, self.indices)
-        allowed = f"an array of shape (indices, indices) = {square}"
-        V = validate.array("V", V, allowed, shape=square)
-        # 1e-8: a covariance that a user computed is symmetric to rounding only
-        check(jnp.max(jnp.abs(V - V.T)) <= 1e-8 * jnp.max(jnp.abs(V)), "V", V, "a symmetric matrix")
-        proper = validate.positive_definite(V)
-        check(proper, "V", V, "a positive definite covariance")
+        V = validate.semidefinite("V", V, self.indices, 0.0, True)
         key = validate.optional(validate.key, "key", key)
         # in their own precision: attention cannot be inverted from labels that were float32
         dtype = getattr(y, "dtype", None)
@@ -416,7 +410,7 @@ class AbstractChannel(AbstractLabels):
         # one program a channel: outside jit each operation of jax.numpy would be compiled by itself
         batch = _respond(self, self.statistic(label[None]), omega[None], V, key)
         # a traced V cannot raise: the answer is marked instead
-        valid = proper & validate.valid((omega, V))
+        valid = validate.valid((omega, V))
         return jax.tree.map(lambda x: jnp.where(valid, x[0], jnp.nan), batch)
 
     def response(

@@ -34,6 +34,7 @@ _Value = TypeVar("_Value")
 
 _LARGEST = 2**31 - 1  # counts are sizes in memory, and JAX indexes with 32 bits
 _LONG = 2**63  # JAX takes no larger Python integer, but takes the float
+_ASYMMETRY = 1e-6  # of covariances that were computed in single precision
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
 # JAX computes random inputs and products in these; the theory is float64
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -238,19 +239,44 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     symmetric = xp.max(xp.abs(Q - Q.T)) <= rounding * size
     check(symmetric, name, value, "a symmetric matrix")
     low = xp.all(xp.linalg.eigvalsh(Q) > -rounding * size)
-    rest = xp.linalg.eigvalsh(S - Q)
     # not strict: Q may be S up to rounding, which perfect recovery reaches
-    high = xp.all(rest > 0.0) if strict else xp.all(rest > -1e-9)
+    high = xp.all(xp.linalg.eigvalsh(S - Q) > (0.0 if strict else -1e-9 * size))
     bounds = "0 ⪯ Q, and Q below the second moment of the prior"
     check(low & high, name, value, bounds if strict else "0 ⪯ Q ⪯ second moment")
     return nan_unless(jnp.asarray(Q), finite, symmetric, low, high)
 
 
-def positive_definite(V: Array) -> Array:
-    """True where a symmetric matrix is positive definite."""
-    xp = array_module(V)
-    V = xp.asarray(V)
-    return xp.all(xp.linalg.eigvalsh(0.5 * (V + V.T)) > 0.0)
+def semidefinite(
+    name: str,
+    value: Any,
+    size: int | None = None,
+    rounding: float = 1e-9,
+    definite: bool = False,
+) -> Array:
+    """The symmetric part of a positive semi-definite matrix (size, size); NaN where it is traced
+    and is none. `rounding`: the lowest eigenvalue, relative to the largest, is at least -rounding,
+    or with `definite` above rounding."""
+    shape = f" of shape ({size}, {size})" if size else ", square"
+    allowed = f"a symmetric positive {'' if definite else 'semi-'}definite array{shape}"
+    x = array(name, value, allowed)
+    if size is not None and x.size == size * size:
+        x = x.reshape(size, size)
+    check(x.ndim == 2 and x.shape == 2 * (size or len(x),), name, value, allowed)
+    xp = array_module(x)
+    matrix = xp.asarray(jax.lax.stop_gradient(x))
+    # eigenvalues of NaN would stop a program under jax_debug_nans
+    finite = xp.all(xp.isfinite(matrix))
+    matrix = xp.where(finite, matrix, 0.0)
+    even = xp.max(xp.abs(matrix - matrix.T)) <= _ASYMMETRY * xp.max(xp.abs(matrix))
+    values = xp.linalg.eigvalsh(0.5 * (matrix + matrix.T))
+    if definite:
+        positive = values[0] > rounding * values[-1]
+    else:
+        # empirical: products of data have eigenvalues that rounding made negative by 1e6 epsilons
+        rounding = max(rounding, 64.0 * float(jnp.finfo(x.dtype).eps))
+        positive = values[0] >= -rounding * values[-1]
+    check(finite & even & positive, name, value, allowed)
+    return nan_unless(0.5 * (x + x.T), finite, even, positive)
 
 
 def call_user_function(

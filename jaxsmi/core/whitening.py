@@ -85,7 +85,7 @@ def whitening_of(
 ) -> Whitening:
     """Validate the arguments of `Dataset.whiten`; estimate a covariance that is None."""
     N, M, D = inputs.shape
-    C = None if tokens is None else _definite("tokens", tokens, M)
+    C = None if tokens is None else validate.semidefinite("tokens", tokens, M, _SINGULAR, True)
     if covariance is None:
         allowed = f"data of more than D = {D} tokens in all, or a covariance of other inputs"
         check(N * M > D, "covariance", f"None for {N * M} tokens", allowed)
@@ -103,21 +103,9 @@ def whitening_of(
         check(share < 1.0, "covariance", covariance, allowed)
         # Σ̂^{-1} of other samples has the mean Σ^{-1}/(1 - c), c = D over their tokens
         covariance = covariance_of(others) / (1.0 - share)
-    Sigma = _definite("covariance", covariance, D)
+    Sigma = validate.semidefinite("covariance", covariance, D, _SINGULAR, True)
     variances, basis = jnp.linalg.eigh(Sigma)
     return Whitening(variances, basis, C)
-
-
-def _definite(name: str, value: ArrayLike, size: int) -> Array:
-    allowed = f"a symmetric positive definite array ({size}, {size})"
-    matrix = validate.array(name, value, allowed, shape=(size, size))
-    # a covariance that was computed in single precision is symmetric to 1e-6 only
-    gap = jnp.max(jnp.abs(matrix - matrix.T)) <= 1e-6 * jnp.max(jnp.abs(matrix))
-    check(gap, name, value, allowed)
-    matrix = 0.5 * (matrix + matrix.T)
-    values = jnp.linalg.eigvalsh(matrix)
-    check(values[0] > _SINGULAR * values[-1], name, value, allowed)
-    return matrix
 
 
 def _inverse_root(matrix: Array) -> Array:

@@ -17,19 +17,6 @@ from jaxsmi.numerics.linear_algebra import coordinates_of, symmetric, triangular
 _ROUNDING = 1e-9
 
 
-def semidefinite(name: str, value: object, size: int, rounding: float) -> Array:
-    """Validate a positive semi-definite matrix, to rounding; NaN where it is traced and is none."""
-    allowed = f"a symmetric positive semi-definite matrix of shape ({size}, {size})"
-    x = validate.array(name, value, allowed)
-    check(x.size == size * size, name, value, allowed)
-    x = x.reshape(size, size)
-    largest = jnp.max(jnp.abs(x))
-    even = jnp.max(jnp.abs(x - x.T)) <= rounding * largest
-    fits = even & (jnp.linalg.eigvalsh(symmetric(x))[0] >= -rounding * largest)
-    check(fits, name, value, allowed)
-    return nan_unless(x, fits)
-
-
 def pair_of_arrays(value: Any, rows: int, targets: int, fixed: int) -> tuple[Array, Array]:
     """M (rows, fixed) and Q (rows, rows) of a user: numbers are multiples of the identity, and M
     may leave out the columns of the directions of the inputs (none of them is learned)."""
@@ -46,7 +33,7 @@ def pair_of_arrays(value: Any, rows: int, targets: int, fixed: int) -> tuple[Arr
     check(M.size in (rows * fixed, rows * targets), "M", value[0], allowed)
     M = M.reshape(rows, -1)
     M = jnp.pad(M, ((0, 0), (0, fixed - M.shape[1])))
-    return M, semidefinite("Q", scaled(value[1], rows), rows, _ROUNDING)
+    return M, validate.semidefinite("Q", scaled(value[1], rows), rows, _ROUNDING)
 
 
 def overlaps_of_weights(

@@ -23,7 +23,6 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
-from jaxsmi.priors.iid import semi_definite
 
 _ROUNDING = 1e-9  # relative error of eigenvalues and of symmetry: some 1e6 roundings in float64
 # standard deviations by which overlaps of directions may differ from the model's: beyond them
@@ -81,10 +80,7 @@ class Tokens(eqx.Module):
         check(E.ndim in (1, 2), "encoding", encoding, allowed)
         self.encoding = E.reshape(len(E), -1)
         K = self.encoding.shape[1]
-        allowed = f"a symmetric positive semi-definite G of shape ({K}, {K})"
-        G = validate.array("gram", np.eye(K) if gram is None else gram, allowed)
-        check(G.size == K * K, "gram", gram, allowed)
-        self.gram = semi_definite("gram", G.reshape(K, K), allowed)
+        self.gram = validate.semidefinite("gram", np.eye(K) if gram is None else gram, K)
         self.cross = None
         if cross is not None:
             allowed = f"R* of shape (indices P, {K}){', or (P,)' if K == 1 else ''}"

@@ -32,12 +32,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import array_module, nan_unless, theory_dtype
+from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.linear_algebra import (
     bartlett,
     bartlett_size,
@@ -422,31 +421,9 @@ def _moments(prior: AbstractIidPrior, indices: int) -> tuple[Array, Array]:
     return column.second_moment, jnp.outer(mean, mean)
 
 
-def semi_definite(name: str, value: object, allowed: str, size: int | None = None) -> Array:
-    """Validate a symmetric positive semi-definite matrix (size, size), up to rounding; NaN if it
-    is traced and not semi-definite."""
-    C = validate.array(name, value, allowed)
-    square = C.ndim == 2 and C.shape[0] == C.shape[1] and size in (None, len(C))
-    validate.check(square, name, value, allowed)
-    xp = array_module(C)
-    known = xp.asarray(lax.stop_gradient(C))
-    # eigenvalues of NaN would stop a program under jax_debug_nans
-    finite = xp.all(xp.isfinite(known))
-    known = xp.where(finite, known, 0.0)
-    # a singular matrix has eigenvalues that are negative by rounding, in float64 up to some 1e6
-    # epsilons, as covariances are products of data
-    rounding = max(1e-9, 64.0 * float(jnp.finfo(C.dtype).eps))
-    floor = -rounding * xp.max(xp.abs(known), initial=0.0)
-    sound = finite & xp.allclose(known, known.T)
-    sound = sound & (xp.min(xp.linalg.eigvalsh(known), initial=0.0) >= floor)
-    validate.check(sound, name, value, allowed)
-    return nan_unless(C, sound)
-
-
 def _covariance(C: object) -> Array | None:
     """Validate a covariance (P, P), or None."""
-    allowed = "a finite, symmetric and positive semi-definite array (P, P)"
-    return None if C is None else semi_definite("covariance", C, allowed)
+    return validate.optional(validate.semidefinite, "covariance", C)
 
 
 class Gaussian(AbstractIidPrior):

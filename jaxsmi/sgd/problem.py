@@ -18,7 +18,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
 from jaxsmi.descent.options import LOSS, Gradient, check_scalar, divisor
-from jaxsmi.descent.overlaps import overlaps_of_weights, pair_of_arrays, semidefinite
+from jaxsmi.descent.overlaps import overlaps_of_weights, pair_of_arrays
 from jaxsmi.models.teacher_student import AbstractFlowTeacher, AbstractTeacher, TeacherStudent
 
 _MODEL = (
@@ -275,7 +275,7 @@ def gram_of(pair: TeacherStudent, teacher: object) -> Array:
         check(teacher in (None, "iid", "orthonormal"), "teacher", teacher, words)
         return pair.gram
     check(not pair.spherical, "teacher", teacher, "None: the direction has norm one")
-    return semidefinite("teacher", teacher, pair.fixed, _GRAM_ROUNDING)
+    return validate.semidefinite("teacher", teacher, pair.fixed, _GRAM_ROUNDING)
 
 
 def _on_sphere(pair: TeacherStudent, value: Any) -> Overlaps:
