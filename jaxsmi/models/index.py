@@ -109,14 +109,14 @@ class IndexModel(AbstractModel, AbstractTeacher):
             "one"
         )
         check(fixed is not None, "model", title(self), allowed)
+        assert fixed is not None
         traits = self.prior.traits
         check(not traits.discrete, "model", self.prior, "a prior with a continuous part")
         free = jnp.asarray(self.indices, theory_dtype())
         if not traits.continuous:
             column = self.prior.column(self.indices)
             free = jnp.sum(jnp.exp(column.log_weight) * jnp.linalg.matrix_rank(column.factor))
-        # NaN never: `check` has raised, which a type checker cannot know
-        return free / (jnp.nan if fixed is None else fixed)
+        return free / fixed
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """Add two refusals: averages of runs, and directions under a prior whose columns differ,

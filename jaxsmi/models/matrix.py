@@ -144,8 +144,9 @@ class MatrixModel(AbstractModel):
         allowed = "an output whose label either fixes its fields or does not"
         fixed = readout.constraints
         check(fixed is not None, "model", title(self), allowed)
+        assert fixed is not None
         # a field of a symmetric matrix has variance 2V
-        return 2.0 * self.prior.weight * degrees / (jnp.nan if fixed is None else fixed)
+        return 2.0 * self.prior.weight * degrees / fixed
 
     @property
     def small_width_threshold(self) -> Array:
