@@ -42,7 +42,7 @@ from jaxsmi.channels.attention_link import (
 )
 from jaxsmi.channels.base import AbstractChannel, ClosedFormChannel
 from jaxsmi.channels.fibres import Fibre, FibreChannel, single_suffices, whitened_response
-from jaxsmi.core.arrays import array_module
+from jaxsmi.core.arrays import array_module, clamp_to_tiny
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Integral, level_for_width
 from jaxsmi.numerics.refining_sums import Branch
@@ -167,7 +167,7 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
         # one level per sample for two layers and two tokens: the last block moves with t in
         # proportion to the distance between the tokens of u [theory: deep-attention, Eq. (17a)]
         apart = jnp.abs(u[:, 0, 0] - u[:, 0, 1])
-        widths = width / jnp.maximum(_SLOPE * apart, jnp.finfo(u.dtype).tiny)
+        widths = width / clamp_to_tiny(_SLOPE * apart)
         # few samples at a level of their own leave most of a block empty
         return jnp.minimum(level(widths), level(width) + 2)
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import clamp_to_tiny
+from jaxsmi.core.arrays import clamp_to_tiny, symmetric
 
 # entries (...) of a small matrix: nested sequences, or an array (M, M, ...)
 Matrix = Sequence[Sequence[Array]] | Array
@@ -232,7 +232,7 @@ def _from_distances(a: Array, rank: int) -> Array:
     eigenvectors of its Gram matrix, and a_ij - a_ii = h_i·(h_j - h_i) is linear in the mean."""
     M = a.shape[0]
     centring = jnp.eye(M, dtype=a.dtype) - 1.0 / M
-    values, vectors = jnp.linalg.eigh(centring @ (0.5 * (a + a.T)) @ centring)
+    values, vectors = jnp.linalg.eigh(centring @ symmetric(a) @ centring)
     lengths = jnp.sqrt(clamp_to_tiny(values[-rank:]))
     d = lengths[:, None] * vectors[:, -rank:].T
     # Σ_i over pairs: a_ij = d_i·(d_j - d_i) + mean·(d_j - d_i), projected on d_j

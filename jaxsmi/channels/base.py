@@ -37,9 +37,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.jumps import continuous
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import concrete, symmetric
 from jaxsmi.core.validate import check
-from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd
 from jaxsmi.numerics.quadrature import covariance_and_variance, quotient, randomised_gaussians
 
 Key = PRNGKeyArray | None  # key of random nodes; None if a channel has none

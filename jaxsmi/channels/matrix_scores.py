@@ -46,7 +46,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.attention_link import hardmax
 from jaxsmi.channels.base import AbstractChannel, Key, Posterior, Response
 from jaxsmi.channels.signs import log_quadrant
-from jaxsmi.core.arrays import positive_root, theory_dtype
+from jaxsmi.core.arrays import positive_root, symmetric, theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import clenshaw, legendre, legendre_panel
 
@@ -241,7 +241,7 @@ class SoftmaxScores(AbstractScores):
         # a softmax forgets a constant of each row, which the symmetry of h gives back
         rows = jnp.mean(jnp.swapaxes(L, -1, -2) - L, axis=-1)  # u_a = mean_b (L_ba - L_ab)
         h = L + rows[..., :, None]
-        return centred(0.5 * (h + jnp.swapaxes(h, -1, -2)))
+        return centred(symmetric(h))
 
     def gamma(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Γ = (P h - P ω)/V."""

@@ -38,6 +38,7 @@ from jaxsmi.channels.attention_link import (
     with_skip,
 )
 from jaxsmi.channels.fibres import Fibre, single_suffices, whitened_response
+from jaxsmi.core.arrays import clamp_to_tiny
 from jaxsmi.numerics.refining import Integral
 from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.refining_sums import Branch
@@ -172,7 +173,7 @@ class LastLayers(NamedTuple):
         """Solve for w = A_{L-1}^{-1} u, A_{L-1} of odds p/(1 - p), q/(1 - q), `gap` = h_1 - h_2."""
         c, u = self.skip, self.label
         p, rest = odds / (1.0 + odds), 1.0 / (1.0 + odds)
-        det = (1.0 + c) * jnp.maximum(c - 1.0 + p[0] + p[1], jnp.finfo(p.dtype).tiny)
+        det = (1.0 + c) * clamp_to_tiny(c - 1.0 + p[0] + p[1])
         w = ((c + p[::-1]) * u - rest * u[::-1]) / det
         # J of the module docstring, as a product that does not overflow
         size = (self.beta * gap * (w[0] - w[1])) ** 2

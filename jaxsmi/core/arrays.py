@@ -88,6 +88,11 @@ def clamp_to_tiny(x: Array) -> Array:
     return jnp.maximum(x, jnp.finfo(x.dtype).tiny)
 
 
+def symmetric(matrix: Array) -> Array:
+    """The symmetric part of matrices (..., P, P)."""
+    return 0.5 * (matrix + matrix.swapaxes(-1, -2))
+
+
 def positive_root(square: Array, least: ArrayLike = 0.0) -> Array:
     """√square; zero up to `least`, without the derivative that is infinite at zero."""
     positive = square > least

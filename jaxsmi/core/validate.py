@@ -27,7 +27,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import PyTree, array_module, concrete, nan_unless, theory_dtype
+from jaxsmi.core.arrays import PyTree, array_module, concrete, nan_unless, symmetric, theory_dtype
 
 _Kind = TypeVar("_Kind")
 _Value = TypeVar("_Value")
@@ -236,14 +236,14 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     # an overlap that was computed is symmetric and in its range to rounding only
     rounding = max(1e-10, 8.0 * float(jnp.finfo(Q.dtype).eps))
     size = xp.max(xp.abs(S))
-    symmetric = xp.max(xp.abs(Q - Q.T)) <= rounding * size
-    check(symmetric, name, value, "a symmetric matrix")
+    even = xp.max(xp.abs(Q - Q.T)) <= rounding * size
+    check(even, name, value, "a symmetric matrix")
     low = xp.all(xp.linalg.eigvalsh(Q) > -rounding * size)
     # not strict: Q may be S up to rounding, which perfect recovery reaches
     high = xp.all(xp.linalg.eigvalsh(S - Q) > (0.0 if strict else -1e-9 * size))
     bounds = "0 ⪯ Q, and Q below the second moment of the prior"
     check(low & high, name, value, bounds if strict else "0 ⪯ Q ⪯ second moment")
-    return nan_unless(jnp.asarray(Q), finite, symmetric, low, high)
+    return nan_unless(jnp.asarray(Q), finite, even, low, high)
 
 
 def semidefinite(
@@ -268,7 +268,7 @@ def semidefinite(
     finite = xp.all(xp.isfinite(matrix))
     matrix = xp.where(finite, matrix, 0.0)
     even = xp.max(xp.abs(matrix - matrix.T)) <= _ASYMMETRY * xp.max(xp.abs(matrix))
-    values = xp.linalg.eigvalsh(0.5 * (matrix + matrix.T))
+    values = xp.linalg.eigvalsh(symmetric(matrix))
     if definite:
         positive = values[0] > rounding * values[-1]
     else:
@@ -276,7 +276,7 @@ def semidefinite(
         rounding = max(rounding, 64.0 * float(jnp.finfo(x.dtype).eps))
         positive = values[0] >= -rounding * values[-1]
     check(finite & even & positive, name, value, allowed)
-    return nan_unless(0.5 * (x + x.T), finite, even, positive)
+    return nan_unless(symmetric(x), finite, even, positive)
 
 
 def call_user_function(

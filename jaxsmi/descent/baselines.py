@@ -27,7 +27,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import missing_array, theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Result, choose
 from jaxsmi.core.solution import Solution
@@ -224,7 +224,7 @@ def _douglas_rachford(
         x = z - basis @ (basis.T @ z - fixed)
         left, values, right = jnp.linalg.svd((2.0 * x - z).reshape(shape), full_matrices=False)
         p = ((left * jnp.maximum(values - shrinkage, 0.0)) @ right).reshape(-1)
-        size = jnp.maximum(jnp.linalg.norm(x), 1e-30)  # labels may all be zero
+        size = clamp_to_tiny(jnp.linalg.norm(x))  # labels may all be zero
         return steps + 1, z + p - x, x, jnp.linalg.norm(p - x) / size
 
     def running(state: tuple[Array, ...]) -> Array:

@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, missing, theory_dtype
+from jaxsmi.core.arrays import PyTree, clamp_to_tiny, missing, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver
 from jaxsmi.core.results import RUNNING, Result
@@ -137,7 +137,7 @@ class Descent(AbstractSolver[Runs]):
             change, new = optimizer.update(gradient, memory, weights, **extra)
             # a rate in double precision promotes the memory of single-precision weights
             memory = jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), new, memory)
-            size = optax.tree.norm(change) / jnp.maximum(optax.tree.norm(weights), 1e-30)
+            size = optax.tree.norm(change) / clamp_to_tiny(optax.tree.norm(weights))
             weights = optax.apply_updates(weights, change)
             # fresh batches: the loss before the first update is that of new samples
             total = total + (value.astype(dtype) if repeat == 0 else 0.0)

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, nan_unless
+from jaxsmi.core.arrays import concrete, nan_unless, symmetric
 from jaxsmi.core.validate import check
-from jaxsmi.numerics.linear_algebra import coordinates_of, symmetric, triangular_root
+from jaxsmi.numerics.linear_algebra import coordinates_of, triangular_root
 
 # Overlaps of a user come from averages or other runs: symmetric and positive to single precision.
 _ROUNDING = 1e-9

@@ -38,11 +38,11 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import PyTree, concrete, theory_dtype
+from jaxsmi.core.arrays import PyTree, concrete, symmetric, theory_dtype
 from jaxsmi.core.data import Regenerated
 from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions, Tokens
-from jaxsmi.numerics.linear_algebra import conjugation, goe, positive_part, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, goe, positive_part
 from jaxsmi.numerics.quadrature import covariance_and_variance, quotient
 from jaxsmi.priors.iid import AbstractIidPrior
 from jaxsmi.priors.spectral import SpectralPrior

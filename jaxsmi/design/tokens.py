@@ -20,9 +20,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import symmetric, theory_dtype
 from jaxsmi.core.validate import check
-from jaxsmi.numerics.linear_algebra import sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import sqrt_psd
 
 _ROUNDING = 1e-9  # relative error of eigenvalues and of symmetry: some 1e6 roundings in float64
 # standard deviations by which overlaps of directions may differ from the model's: beyond them

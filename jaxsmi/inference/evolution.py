@@ -34,7 +34,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, frozen, missing, theory_dtype
+from jaxsmi.core.arrays import PyTree, frozen, missing, symmetric, theory_dtype
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
 from jaxsmi.core.results import Result, worst
 from jaxsmi.core.solution import Estimate, Solution
@@ -55,7 +55,7 @@ from jaxsmi.models.base import AbstractModel, model_argument, title
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
-from jaxsmi.numerics.linear_algebra import positive_part, symmetric
+from jaxsmi.numerics.linear_algebra import positive_part
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 
 # empirical: a hundred plain steps next to a threshold, before Newton steps begin

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.proximal import ProximalOutput
-from jaxsmi.core.arrays import missing_array, theory_dtype
+from jaxsmi.core.arrays import missing_array, symmetric, theory_dtype
 from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, OrderParameters, TeacherLaw
 from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import gaussian_points
 
 # Points come with the signs of ξ and of η flipped, so that symmetries of even links hold exactly.

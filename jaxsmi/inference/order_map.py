@@ -32,7 +32,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, array_module, frozen, missing, nan_unless
+from jaxsmi.core.arrays import PyTree, array_module, frozen, missing, nan_unless, symmetric
 from jaxsmi.core.driver import AbstractSolver, Run, init_run, one_by_one, run_solver
 from jaxsmi.core.options import Averages, Start
 from jaxsmi.core.results import INACCURATE_SHARE, Result
@@ -41,7 +41,6 @@ from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
-from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.numerics.quadrature import power_of_two
 
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there

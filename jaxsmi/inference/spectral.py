@@ -34,7 +34,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import missing, missing_array, theory_dtype
+from jaxsmi.core.arrays import missing, missing_array, symmetric, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Solution
@@ -54,7 +54,7 @@ from jaxsmi.inference.spectral_theory import (
     transformed,
 )
 from jaxsmi.models.base import CENTRED, AbstractModel, check_data, is_centred, model_argument, title
-from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 
 REGULARISATION = 0.95
 _LABELS = 4096  # at most, that theory's averages are made of

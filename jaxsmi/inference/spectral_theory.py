@@ -49,7 +49,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior, draw_posteriors
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import missing
+from jaxsmi.core.arrays import missing, symmetric
 from jaxsmi.core.driver import Run
 from jaxsmi.core.options import Averages
 from jaxsmi.core.solution import Estimate
@@ -57,7 +57,7 @@ from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument, title
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.fixed_point import not_differentiable
-from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd, symmetric
+from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd
 from jaxsmi.numerics.quadrature import power_of_two
 
 _POINTS = 2**14

@@ -37,6 +37,7 @@ from jaxsmi.core.arrays import (
     missing,
     missing_array,
     nan_unless,
+    symmetric,
     theory_dtype,
 )
 from jaxsmi.core.data import Dataset
@@ -55,7 +56,7 @@ from jaxsmi.learners.base import (
 )
 from jaxsmi.learners.penalties import Penalty
 from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.linear_algebra import solve_definite, symmetric
+from jaxsmi.numerics.linear_algebra import solve_definite
 from jaxsmi.priors.iid import squares
 
 Prox = Callable[[Array, Array, Array], Array]
@@ -335,7 +336,7 @@ class Erm(AbstractIndexLearner):
     def _inverses(self, A: Array) -> Array:
         """Return (λ_i I + A)^{-1} (D, P, P), or (1, P, P) for one ridge."""
         identity = jnp.eye(len(A), dtype=A.dtype)
-        shifted = jnp.reshape(self.ridge, (-1, 1, 1)) * identity + 0.5 * (A + A.T)
+        shifted = jnp.reshape(self.ridge, (-1, 1, 1)) * identity + symmetric(A)
         inverses, definite = jax.vmap(lambda B: solve_definite(B, identity))(shifted)
         # NaN for a matrix that is not positive definite, and the run says so
         return jnp.where(definite[:, None, None], symmetric(inverses), missing())

@@ -28,7 +28,7 @@ from jaxtyping import Array
 
 from jaxsmi.channels.pullback import coordinates
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import as_module
+from jaxsmi.core.arrays import as_module, symmetric
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
 from jaxsmi.learners import losses
@@ -37,7 +37,6 @@ from jaxsmi.learners.erm import Erm
 from jaxsmi.models.base import AbstractModel, title
 from jaxsmi.models.index import IndexModel
 from jaxsmi.models.matrix import MatrixModel
-from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.priors.iid import Gaussian
 
 _MATRIX = "a model of one matrix, such as smi.Bilinear()"

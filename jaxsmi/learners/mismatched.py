@@ -19,7 +19,7 @@ from jaxtyping import Array
 from jaxsmi.channels.base import ClosedFormChannel
 from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import missing_array
+from jaxsmi.core.arrays import missing_array, symmetric
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
@@ -125,7 +125,7 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
         if prior.traits.continuous and single:
             C0 = mixture.covariance
             C = solve(jnp.eye(P, dtype=A.dtype) + C0 @ A, C0)
-            C = 0.5 * (C + jnp.swapaxes(C, 1, 2))
+            C = symmetric(C)
             return linear_weight_averages(C, self.ridge, conjugates, teacher)
         return self._grid_averages(conjugates, teacher)
 

@@ -41,7 +41,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import array_module, concrete, missing_array, theory_dtype
+from jaxsmi.core.arrays import array_module, clamp_to_tiny, concrete, missing_array, theory_dtype
 from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.display import constructor_repr
 from jaxsmi.core.results import Result
@@ -575,7 +575,7 @@ def cosine_table(cross: Array, Q: Array, rho: Array) -> Array:
     """Return M_pq/√(Q_pp ρ_qq) (P, P); zero for a zero estimate."""
     squares = jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho))
     # 0/0 of an estimate that is zero
-    return cross / jnp.sqrt(jnp.maximum(squares, jnp.finfo(Q.dtype).tiny))
+    return cross / jnp.sqrt(clamp_to_tiny(squares))
 
 
 class AbstractSymmetry(eqx.Module):

@@ -31,7 +31,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import AbstractScores
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, missing_array, theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, concrete, missing_array, theory_dtype
 from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, check
@@ -164,7 +164,7 @@ class MatrixModel(AbstractModel):
         error, threshold, scale = self.prior.law.small_width
 
         # log 0 has no derivative, and at ᾱ = 0 nothing is learned
-        log_alpha = jnp.log(jnp.maximum(scaled, jnp.finfo(scaled.dtype).tiny))
+        log_alpha = jnp.log(clamp_to_tiny(scaled))
 
         def excess(log_t: Array) -> Array:
             V = error(jnp.exp(log_t))

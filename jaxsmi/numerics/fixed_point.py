@@ -51,14 +51,13 @@ from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree, frozen, missing, missing_where
+from jaxsmi.core.arrays import PyTree, frozen, missing, missing_where, symmetric
 from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Run, advance, new_run, one_by_one
 from jaxsmi.core.results import Result, choose
 from jaxsmi.numerics.linear_algebra import (
     positive_part,
     relative_eigenvalues,
     spectral_radius,
-    symmetric,
     symmetric_basis,
 )
 from jaxsmi.numerics.quadrature import standard_error

@@ -19,12 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import positive_root
-
-
-def symmetric(matrix: Array) -> Array:
-    """The symmetric part of matrices (..., P, P)."""
-    return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
+from jaxsmi.core.arrays import clamp_to_tiny, positive_root, symmetric
 
 
 def symmetric_basis(size: int) -> np.ndarray:
@@ -91,9 +86,8 @@ def inverse_root(matrix: Array) -> Array:
     Directions below 1e-14 of the largest eigenvalue give zero.
     """
     values, vectors = jnp.linalg.eigh(matrix)
-    tiny = jnp.finfo(matrix.dtype).tiny
     # 1e-14: smaller eigenvalues are rounding of the largest one
-    scale = jnp.where(values > 1e-14 * values[-1], 1.0 / jnp.sqrt(jnp.maximum(values, tiny)), 0.0)
+    scale = jnp.where(values > 1e-14 * values[-1], 1.0 / jnp.sqrt(clamp_to_tiny(values)), 0.0)
     return (vectors * scale) @ vectors.T
 
 

@@ -36,7 +36,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import positive_root, theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, positive_root, theory_dtype
 from jaxsmi.numerics.quadrature import legendre_panel
 from jaxsmi.numerics.roots import differentiable_root
 
@@ -172,7 +172,7 @@ class Spectrum(AbstractSymmetricSpectrum):
         # the real root is g = ±e^t outside, g = a + e^t in the gap, and s = a + e^t on the support
         origin = jnp.where(left | right, 0.0, a)
         sign = jnp.where(left, -1.0, 1.0)
-        log = lambda x: jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
+        log = lambda x: jnp.log(clamp_to_tiny(x))
         # outside it lies between g at the edge and a g of the other sign of z(g) - x: 1/x on the
         # right, 1/(x - a) on the left
         outer = [log(-g[0]), log(g[3]), log(g[1] - a), bands[1, 1]]

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, theory_dtype
 from jaxsmi.priors.base import Traits
 from jaxsmi.priors.iid import AbstractIidPrior, Mixture, sizes
 
@@ -193,7 +193,7 @@ class GaussianMixture(AbstractEntries):
     def entry(self) -> tuple[Array, Array, Array]:
         """The peaks, with both signs if mirrored."""
         # a weight of zero has a logarithm with an infinite derivative
-        log_weight = jnp.log(jnp.maximum(self.weights, jnp.finfo(self.weights.dtype).tiny))
+        log_weight = jnp.log(clamp_to_tiny(self.weights))
         if not self.mirrored:
             return log_weight, self.means, self.scales
         twice = lambda x: jnp.concatenate([x, x])

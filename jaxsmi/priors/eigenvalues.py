@@ -15,10 +15,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.core.arrays import symmetric, theory_dtype
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
 from jaxsmi.numerics.atomic_spectrum import AtomicSpectrum, atomic_spectrum
-from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.priors.spectral import AbstractSymmetricLaw, SmallWidth, SpectralPrior
 
 _SMALL = 1e-4  # q̂ up to which V is its series: beyond, the error of that is 1e-12

@@ -33,8 +33,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.numerics.linear_algebra import symmetric
+from jaxsmi.core.arrays import symmetric, theory_dtype
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.rectangular_spectrum import (
     rectangular_error,

@@ -36,14 +36,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.numerics.linear_algebra import (
-    bartlett,
-    bartlett_size,
-    inverse_of_many,
-    sqrt_psd,
-    symmetric,
-)
+from jaxsmi.core.arrays import symmetric, theory_dtype
+from jaxsmi.numerics.linear_algebra import bartlett, bartlett_size, inverse_of_many, sqrt_psd
 from jaxsmi.priors.base import AbstractPrior, Traits
 from jaxsmi.priors.field_averages import (
     average,

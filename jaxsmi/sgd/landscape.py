@@ -18,20 +18,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import concrete, symmetric, theory_dtype
 from jaxsmi.core.options import Averages
 from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import POSITIVE, Interval, check
 from jaxsmi.models.base import title
 from jaxsmi.models.index import IndexModel
 from jaxsmi.models.teacher_student import AbstractTeacher, SequenceLoss, TeacherStudent
-from jaxsmi.numerics.linear_algebra import (
-    conjugation,
-    inverse_root,
-    sqrt_psd,
-    symmetric,
-    triangular_root,
-)
+from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, triangular_root
 from jaxsmi.numerics.quadrature import gaussian_points
 from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_moment, square
 from jaxsmi.sgd.problem import Initial, check_gradient, check_noiseless, is_even, pair_of

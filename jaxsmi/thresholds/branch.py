@@ -13,13 +13,14 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior, response_of, weighted_posteriors
+from jaxsmi.core.arrays import clamp_to_tiny, symmetric
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, roots
-from jaxsmi.numerics.linear_algebra import positive_part, relative_eigenvalues, symmetric
+from jaxsmi.numerics.linear_algebra import positive_part, relative_eigenvalues
 from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.priors.base import AbstractPrior
 from jaxsmi.thresholds.weak import Growth, growth
@@ -111,7 +112,7 @@ class BranchPoint(eqx.Module):
         step = self.newton + change * self.tangent
         fall = jnp.max(relative_eigenvalues(step, S - self.V))
         size = jnp.maximum(self.relative_size(step), fall)
-        part = jnp.minimum(1.0, _MAX_V_STEP / jnp.maximum(size, 1e-30))
+        part = jnp.minimum(1.0, _MAX_V_STEP / clamp_to_tiny(size))
         return self.alpha * jnp.exp(part * change), symmetric(self.V + part * step)
 
 
@@ -283,7 +284,7 @@ _point, _end = eqx.filter_jit(branch_point), eqx.filter_jit(branch_end)
 @eqx.filter_jit
 def _next(point: BranchPoint, alpha_max: Array, S: Array) -> tuple[Array, Array]:
     """V and α of the next point upwards in α, at most `alpha_max`."""
-    size = jnp.maximum(point.relative_size(point.tangent), 1e-30)
+    size = clamp_to_tiny(point.relative_size(point.tangent))
     change = jnp.minimum(_SCAN_LOG_STEP, _SCAN_V_STEP / size)
     alpha, V = point.after_step(jnp.clip(change, 0.0, jnp.log(alpha_max / point.alpha)), S)
     return V, alpha

@@ -22,12 +22,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import clamp_to_tiny
+from jaxsmi.core.arrays import clamp_to_tiny, symmetric
 from jaxsmi.core.results import Result
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
-from jaxsmi.numerics.linear_algebra import symmetric
 from jaxsmi.thresholds.branch import MAX_RADIUS, NETS, BranchPoint, branch_growth, branch_point
 
 # of Newton; more than four only where the branch folds or begins

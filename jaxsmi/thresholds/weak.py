@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior, weighted_posteriors
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import clamp_to_tiny, missing
+from jaxsmi.core.arrays import clamp_to_tiny, missing, symmetric
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import INACCURATE_SHARE, Result
 from jaxsmi.core.solution import Threshold
@@ -21,7 +21,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
 from jaxsmi.numerics.continuation import Limit, ladder, limit
 from jaxsmi.numerics.fixed_point import forwards, not_differentiable
-from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric, symmetric_basis
+from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric_basis
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 
 # empirical, over 48 keys: with 16 error bars of |z| were missed by up to five, with 32 by two
