@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.core.display import describe, safe_repr
+from jaxsmi.core.display import Described, describe
 from jaxsmi.core.second_moments import SecondMoments, second_moments
 from jaxsmi.core.validate import check
 from jaxsmi.core.whitening import CONSTANT, Whitening, whitening_of
@@ -116,7 +116,7 @@ class Regenerated(eqx.Module):
         return lax.map(self.block, jnp.arange(len(self.numbers))).reshape(self.shape)
 
 
-class Dataset(eqx.Module):
+class Dataset(Described):
     """Inputs, labels and, for synthetic data, the teacher that made them.
 
     Args:
@@ -189,9 +189,6 @@ class Dataset(eqx.Module):
         # one without the other has no meaning: the mean of the inputs is their product
         both = (directions is None) == (encoding is None)
         check(both, "directions", directions, "both directions= and encoding=, or neither")
-
-    def __repr__(self) -> str:
-        return safe_repr(self, self._text)
 
     def _text(self) -> str:
         N, M, D = self.inputs.shape

@@ -5,6 +5,7 @@ Traced numbers are unknown: their type and shape stand for them.
 
 from __future__ import annotations
 
+import abc
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
@@ -45,6 +46,17 @@ def safe_repr(module: eqx.Module, text: Callable[[], str]) -> str:
         return text()
     except (AttributeError, IndexError, TypeError, ValueError):
         return eqx.tree_pformat(module)
+
+
+class Described(eqx.Module):
+    """A module that is shown as a text of its own."""
+
+    def __repr__(self) -> str:
+        return safe_repr(self, self._text)
+
+    @abc.abstractmethod
+    def _text(self) -> str:
+        """What it says at the prompt."""
 
 
 def number(value: ArrayLike, digits: int = 4) -> str:

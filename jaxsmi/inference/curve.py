@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete
-from jaxsmi.core.display import describe, format_estimate, number, safe_repr
+from jaxsmi.core.display import Described, describe, format_estimate, number
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
 from jaxsmi.core.results import Result, message
@@ -41,7 +41,7 @@ _REACHED = (
 )
 
 
-class Curve(eqx.Module):
+class Curve(Described):
     """Solutions of one model along α, in the order in which they were solved: a sequence of them,
     and their numbers as arrays with a leading axis of α.
 
@@ -101,9 +101,6 @@ class Curve(eqx.Module):
     def message(self) -> str:
         """Counts of the codes, and the sentence of the gravest (outside jit and vmap)."""
         return message(self.result)
-
-    def __repr__(self) -> str:
-        return safe_repr(self, self._text)
 
     def _text(self) -> str:
         P = self[0].overlap.shape[0]

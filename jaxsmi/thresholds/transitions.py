@@ -19,7 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen, missing
-from jaxsmi.core.display import describe, format_estimate, safe_repr
+from jaxsmi.core.display import Described, describe, format_estimate
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.results import Result
@@ -183,7 +183,7 @@ _END_RESOLUTION = 5e-4
 _CELL_MARGIN = 0.1
 
 
-class FirstOrder(eqx.Module):
+class FirstOrder(Described):
     """A first-order transition, or its absence.
 
     Attributes:
@@ -203,9 +203,6 @@ class FirstOrder(eqx.Module):
     alpha: Array
     uninformed: Array
     informed: Array
-
-    def __repr__(self) -> str:
-        return safe_repr(self, self._text)
 
     def _text(self) -> str:
         names = ("spinodal", "information_theoretic", "algorithmic")

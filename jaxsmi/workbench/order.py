@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.display import describe, number, safe_repr
+from jaxsmi.core.display import Described, describe, number
 from jaxsmi.core.options import Iteration
 from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
@@ -32,7 +32,7 @@ from jaxsmi.sgd.multi_pass import descent_theory
 _RANDOM = 1e-3
 
 
-class LearningOrder(eqx.Module):
+class LearningOrder(Described):
     """Several methods on one teacher.
 
     Attributes:
@@ -46,9 +46,6 @@ class LearningOrder(eqx.Module):
     learned: dict[str, Array]
     level: float
     alpha: dict[str, float]
-
-    def __repr__(self) -> str:
-        return safe_repr(self, self._text)
 
     def _text(self) -> str:
         rows = []
