@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from jaxsmi.design.designs import IndexOperator, draw_inputs
+from jaxsmi.design.designs import IndexOperator
+from jaxsmi.design.products import draw_inputs
 
 jax.config.update("jax_enable_x64", True)
 

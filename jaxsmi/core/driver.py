@@ -246,29 +246,3 @@ def one_by_one(function: Callable[[], PyTree], inputs: PyTree) -> PyTree:
     if jax.default_backend() == "cpu":
         call = jax.custom_batching.sequential_vmap(call)
     return call(frozen(arrays))
-
-
-class GeometricDecay(eqx.Module):
-    """Perfect recovery as an iteration shows it: V falls to zero by the same factor a step.
-
-    It is reached after `steps` steps in a row in which tr V was below 1e-3 of its largest value,
-    its ratio from step to step below `slowest`, and that ratio steady to `spread`; or once tr V is
-    rounding, 1e-12 of its largest value. Theory has no fluctuations and may ask for a steady ratio;
-    a run of finite dimension fluctuates, and must be watched for longer.
-    """
-
-    largest: Array
-    slowest: float = eqx.field(static=True)
-    spread: float = eqx.field(static=True)
-    steps: int = eqx.field(static=True)
-
-    def follow(self, count: Array, trace: Array, ratio: Array, previous: Array) -> Array:
-        """Steps in a row of such a decay: `trace` of V, and its last two ratios."""
-        # above it V may fall geometrically towards a fixed point V > 0
-        falling = (trace < 1e-3 * self.largest) & (ratio < self.slowest)
-        return jnp.where(falling & (jnp.abs(ratio - previous) < self.spread), count + 1, 0)
-
-    def reached(self, count: Array, trace: Array) -> Array:
-        """V is on its way to zero, or there."""
-        # V = S - Q cancels down to rounding, about 1e-16 times the length of the sums
-        return (count >= self.steps) | (trace < 1e-12 * self.largest)

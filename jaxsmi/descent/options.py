@@ -17,7 +17,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, as_module, theory_dtype
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.validate import COSINE, UNIT_INTERVAL, check
-from jaxsmi.design.designs import shifted
+from jaxsmi.design.products import shifted
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, draw_labels
 

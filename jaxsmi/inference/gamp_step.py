@@ -40,13 +40,13 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import AbstractChannel, Posterior, redraw_labels
 from jaxsmi.core.arrays import PyTree, missing_array, missing_where, theory_dtype
 from jaxsmi.core.data import Dataset, Regenerated
-from jaxsmi.core.driver import AbstractSolver, GeometricDecay
+from jaxsmi.core.driver import AbstractSolver
 from jaxsmi.core.results import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.validate import call_user_function
 from jaxsmi.design.designs import EVERYWHERE, SPREAD, AbstractOperator, on_devices
 from jaxsmi.learners.base import AbstractResponder, BayesResponder
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics.fixed_point import perron
+from jaxsmi.numerics.fixed_point import GeometricDecay, perron
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import quotient
 

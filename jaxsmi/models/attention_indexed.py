@@ -40,10 +40,11 @@ from jaxsmi.core.arrays import nan_unless, theory_dtype
 from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, Interval, check
 from jaxsmi.design.designs import MessagePassing, SymmetricDesign
-from jaxsmi.models.base import AbstractSymmetry, title
+from jaxsmi.models.base import title
 from jaxsmi.models.index import check_no_law, output_model
 from jaxsmi.models.matrix import MatrixModel, SymmetricFactors
 from jaxsmi.models.prediction import hardmax_error, softmax_error
+from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.models.teacher_student import (
     AbstractFlowTeacher,
     MatrixPair,

@@ -41,9 +41,9 @@ from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import VARIANCE, check
 from jaxsmi.design.designs import MessagePassing, RectangularDesign
 from jaxsmi.models import links
-from jaxsmi.models.base import AbstractSymmetry
 from jaxsmi.models.index import MultiIndex, check_no_law, output_model
 from jaxsmi.models.matrix import MatrixModel, ProductFactors
+from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.priors.factors import ProductPrior, WishartPrior, gaussian_error
 from jaxsmi.priors.spectral import SpectralPrior
 

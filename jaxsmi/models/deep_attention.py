@@ -35,8 +35,8 @@ from jaxsmi.channels.paired_attention import PairedAttentionChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import is_zero, nan_unless
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, VARIANCE, check
-from jaxsmi.models.base import AbstractSymmetry, Exchange, QueryAndKey, Rotation, SignedOrder
 from jaxsmi.models.index import IndexModel, default_tolerance
+from jaxsmi.models.symmetry import AbstractSymmetry, Exchange, QueryAndKey, Rotation, SignedOrder
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors import AbstractIidPrior
 from jaxsmi.priors.iid import iid_prior

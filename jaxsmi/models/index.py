@@ -42,21 +42,19 @@ from jaxsmi.core.arrays import (
 from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import POSITIVE, VARIANCE, check
-from jaxsmi.design.designs import IndexDesign, IndexOperator, Inputs
+from jaxsmi.design.designs import IndexDesign, IndexOperator
+from jaxsmi.design.products import Inputs
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models.base import (
     AbstractMetric,
     AbstractModel,
     AbstractStudent,
-    AbstractSymmetry,
-    Block,
     Prediction,
     label_shape,
-    symmetries_of,
-    symmetry_of,
     title,
 )
 from jaxsmi.models.prediction import error_of_rows, posterior_labels, prediction_error
+from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetries_of, symmetry_of
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
 from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.numerics.refining import Budget

@@ -35,17 +35,17 @@ from jaxsmi.core.arrays import clamp_to_tiny, concrete, missing_array, theory_dt
 from jaxsmi.core.data import HasTeacher
 from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, check
-from jaxsmi.design.designs import Inputs, mapped, product_dtype
+from jaxsmi.design.products import Inputs, mapped, product_dtype
 from jaxsmi.models.base import (
     AbstractMetric,
     AbstractModel,
     AbstractStudent,
-    AbstractSymmetry,
     Prediction,
     model_argument,
     title,
 )
 from jaxsmi.models.prediction import derivative_of_labels, posterior_labels, sampled_error
+from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.roots import differentiable_root
 from jaxsmi.priors.factors import WishartLaw

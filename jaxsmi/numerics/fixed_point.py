@@ -52,7 +52,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree, frozen, missing, missing_where, symmetric
-from jaxsmi.core.driver import AbstractSolver, GeometricDecay, Run, advance, new_run, one_by_one
+from jaxsmi.core.driver import AbstractSolver, Run, advance, new_run, one_by_one
 from jaxsmi.core.results import Result, choose
 from jaxsmi.numerics.linear_algebra import (
     positive_part,
@@ -192,6 +192,32 @@ class FixedPointState(eqx.Module):
         return jnp.all(jnp.isfinite(self.evaluation.value))
 
 
+class GeometricDecay(eqx.Module):
+    """Perfect recovery as an iteration shows it: V falls to zero by the same factor a step.
+
+    It is reached after `steps` steps in a row in which tr V was below 1e-3 of its largest value,
+    its ratio from step to step below `slowest`, and that ratio steady to `spread`; or once tr V is
+    rounding, 1e-12 of its largest value. Theory has no fluctuations and may ask for a steady ratio;
+    a run of finite dimension fluctuates, and must be watched for longer.
+    """
+
+    largest: Array
+    slowest: float = eqx.field(static=True)
+    spread: float = eqx.field(static=True)
+    steps: int = eqx.field(static=True)
+
+    def follow(self, count: Array, trace: Array, ratio: Array, previous: Array) -> Array:
+        """Steps in a row of such a decay: `trace` of V, and its last two ratios."""
+        # above it V may fall geometrically towards a fixed point V > 0
+        falling = (trace < 1e-3 * self.largest) & (ratio < self.slowest)
+        return jnp.where(falling & (jnp.abs(ratio - previous) < self.spread), count + 1, 0)
+
+    def reached(self, count: Array, trace: Array) -> Array:
+        """V is on its way to zero, or there."""
+        # V = S - Q cancels down to rounding, about 1e-16 times the length of the sums
+        return (count >= self.steps) | (trace < 1e-12 * self.largest)
+
+
 class FixedPointSolver(AbstractSolver[FixedPointState]):
     """V ← F(V) until the distance to the fixed point is within the tolerance, polished by Newton
     steps where the map contracts (module docstring).
@@ -201,7 +227,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         V0: Where to start, (P, P).
         scale: The largest V (P, P), the second moment of the prior, the unit of sizes.
         tolerance: On the largest entry of the distance.
-        geometric: V may decay geometrically to zero (`core.driver.GeometricDecay`), which is then
+        geometric: V may decay geometrically to zero (`GeometricDecay`), which is then
             perfect recovery; so is V below 1e-6 of its scale that falls a hundredfold.
         newton: Polish once the iteration contracts.
         max_steps: Step budget.

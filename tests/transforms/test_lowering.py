@@ -18,7 +18,7 @@ import pytest
 
 import jaxsmi as smi
 from helpers import slow_but
-from jaxsmi.design.designs import MAX_BLOCK_SIZE
+from jaxsmi.design.products import MAX_BLOCK_SIZE
 from jaxsmi.numerics import refining, refining_sums
 from jaxsmi.numerics.refining_sums import Block, block_within, working_memory
 

@@ -11,8 +11,9 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi import Result
-from jaxsmi.core.driver import AbstractSolver, GeometricDecay, advance, new_run, run_solver
+from jaxsmi.core.driver import AbstractSolver, advance, new_run, run_solver
 from jaxsmi.core.results import RUNNING, choose
+from jaxsmi.numerics.fixed_point import GeometricDecay
 
 
 class Halving(AbstractSolver):

@@ -19,7 +19,8 @@ from jax import export
 
 import jaxsmi as smi
 from helpers import slow_but
-from jaxsmi.design.designs import IndexOperator, RectangularOperator, SymmetricOperator, draw_inputs
+from jaxsmi.design.designs import IndexOperator, RectangularOperator, SymmetricOperator
+from jaxsmi.design.products import draw_inputs
 
 KEY, LINEAR = jax.random.key(3), smi.links.linear(0.1)
 MODELS = {

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 import jaxsmi as smi
 from helpers import slow_but
-from jaxsmi.models.base import SYMMETRIES, Exchange, best_order
+from jaxsmi.models.symmetry import SYMMETRIES, Exchange, best_order
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 WORDS = [word for word in SYMMETRIES if word not in ("rotation", "query and key")]
