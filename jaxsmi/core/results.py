@@ -135,15 +135,16 @@ def counts(results: ArrayLike) -> str:
     return ", ".join(f"{n} {Result(int(c)).name}" for c, n in zip(names, numbers, strict=True))
 
 
-def choose(*cases: tuple[Array | bool, int]) -> Array:
-    """The code of the last condition that holds, `RUNNING` where none does.
+def choose(*cases: tuple[Array | bool, int], start: ArrayLike = RUNNING) -> Array:
+    """The code of the last condition that holds, `start` where none does.
 
     Args:
         cases: Pairs of a condition (traced or not, of any one shape) and the code it stands for,
             the weakest first.
+        start: The code, or codes, without any of the cases. Default `RUNNING`.
     """
     # selects instead of branches: under vmap both sides of a branch run anyway
-    code = jnp.asarray(RUNNING)
+    code = jnp.asarray(start)
     for condition, result in cases:
         code = jnp.where(condition, int(result), code)
     return code

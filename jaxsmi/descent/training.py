@@ -20,7 +20,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, missing, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
-from jaxsmi.core.results import RUNNING, Result
+from jaxsmi.core.results import RUNNING, Result, choose
 from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.descent.loop import Descent, Runs, TrainState
@@ -145,14 +145,15 @@ def train(
 def _codes(descent: Descent, end: Run[Runs], cosines: Array) -> Array:
     """Result codes of the runs, from the last cosines (runs, P)."""
     early = descent.monitor.patience is not None or descent.monitor.target is not None
-    unmet = int(Result.MAX_STEPS if early else Result.SUCCESS)
-    code = jnp.where(end.result == RUNNING, unmet, end.result)
+    unmet = Result.MAX_STEPS if early else Result.SUCCESS
     norm, start = jax.vmap(optax.tree.norm), descent.start.weights
     # a start near zero may grow to O(1) per weight
     usual = jnp.maximum(norm(start), jnp.sqrt(float(start[0].size)))
     # weights that are not finite say more than their size
-    overshoot = (norm(end.state.state.weights) > _MAX_GROWTH * usual) & (code != Result.NONFINITE)
-    code = jnp.where(overshoot, int(Result.DIVERGED), code)
+    overshoot = (norm(end.state.state.weights) > _MAX_GROWTH * usual) & (
+        end.result != Result.NONFINITE
+    )
+    code = choose((end.result == RUNNING, unmet), (overshoot, Result.DIVERGED), start=end.result)
     # the mean that all random matrices share has a cosine: they have no such chance level
     if not descent.model.design.has_rows:
         return code
@@ -160,7 +161,7 @@ def _codes(descent: Descent, end: Run[Runs], cosines: Array) -> Array:
     # that of √D cos
     chance = _CHANCE_SIGMAS / jnp.sqrt(descent.data.dimension - 1.0 + _CHANCE_SIGMAS**2)
     nothing = jnp.all(jnp.abs(cosines) < chance, axis=-1)  # false for NaN, without a teacher
-    return jnp.where((code == Result.SUCCESS) & nothing, int(Result.NOTHING_LEARNED), code)
+    return choose(((code == Result.SUCCESS) & nothing, Result.NOTHING_LEARNED), start=code)
 
 
 def _solution(descent: Descent, end: Run[Runs], key: PRNGKeyArray, several: bool) -> Solution:

@@ -35,7 +35,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, array_module, frozen, missing, nan_unless, symmetric
 from jaxsmi.core.driver import AbstractSolver, Run, init_run, one_by_one, run_solver
 from jaxsmi.core.options import Averages, Start
-from jaxsmi.core.results import INACCURATE_SHARE, Result
+from jaxsmi.core.results import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
@@ -369,9 +369,11 @@ class OverlapMap(AbstractOrderMap):
         last = run.state
         evaluation = last.evaluation
         success = run.result == Result.SUCCESS
-        inaccurate = success & (evaluation.inaccurate > INACCURATE_SHARE)
-        code = jnp.where(inaccurate, Result.INACCURATE, run.result)
-        code = jnp.where(success & (last.spectral_radius > 1.0 - _MARGIN), Result.MARGINAL, code)
+        code = choose(
+            (success & (evaluation.inaccurate > INACCURATE_SHARE), Result.INACCURATE),
+            (success & (last.spectral_radius > 1.0 - _MARGIN), Result.MARGINAL),
+            start=run.result,
+        )
         spread = fixed_point.propagated_error(evaluation.jacobian, evaluation.replicas)
         # beside the statistical error the one that the tolerance leaves
         stderr = jnp.where(code == Result.MAX_STEPS, missing(), jnp.hypot(spread, last.remaining))

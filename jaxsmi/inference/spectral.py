@@ -36,7 +36,7 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import missing, missing_array, symmetric, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.core.results import Result
+from jaxsmi.core.results import Result, choose
 from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 from jaxsmi.design.designs import EVERYWHERE, IndexOperator, on_devices
@@ -234,10 +234,13 @@ def _solution(
     masked = lambda x: jnp.where(valid, x, missing())
     # ten times as much, an angle of 0.2, still costs only 4 % of the overlap
     settled = eigenpairs.residual < 10.0 * _RESIDUAL
-    code = jnp.where(settled, int(Result.SUCCESS), int(Result.MAX_STEPS))
-    code = jnp.where(start.outlier.learned, code, int(Result.NOTHING_LEARNED))
-    finite = jnp.all(jnp.isfinite(state.weights))
-    code = jnp.where(finite, code, int(Result.NONFINITE))
+    code = choose(
+        (True, Result.MAX_STEPS),
+        (settled, Result.SUCCESS),
+        (~start.outlier.learned, Result.NOTHING_LEARNED),
+        (~jnp.all(jnp.isfinite(state.weights)), Result.NONFINITE),
+        (~valid, Result.INVALID),
+    )
     measured = model.metric.overlaps(state.weights, data.teacher)
     root = sqrt_psd(observations.second_moment)
     history = {
@@ -256,7 +259,7 @@ def _solution(
         alpha=jnp.asarray(observations.alpha, Q.dtype),
         steps=eigenpairs.iterations,
         residual=eigenpairs.residual,
-        result=jnp.where(valid, code, int(Result.INVALID)),
+        result=code,
         history=jax.tree.map(lambda x: masked(x)[None], history),
         covariance=masked(state.covariance),
         spectral_radius=missing_array((), Q.dtype),

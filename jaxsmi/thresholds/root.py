@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core.arrays import clamp_to_tiny, symmetric
-from jaxsmi.core.results import Result
+from jaxsmi.core.results import Result, choose
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point
@@ -157,8 +157,11 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
     state = _NewtonState(unknown, jnp.zeros_like(region.V0), none, start, jnp.zeros((), int))
     end = lax.while_loop(running, step, state)
     alpha, V = end.next
-    code = jnp.where(is_last(end), int(Result.SUCCESS), int(Result.MAX_STEPS))
-    code = jnp.where(jnp.isfinite(end.point.log_growth), code, int(Result.NONFINITE))
+    code = choose(
+        (True, Result.MAX_STEPS),
+        (is_last(end), Result.SUCCESS),
+        (~jnp.isfinite(end.point.log_growth), Result.NONFINITE),
+    )
     alpha = jnp.maximum(alpha, region.floor)
     return Roots(alpha, V, end.point.growth.subspace, code)
 

@@ -15,7 +15,7 @@ from jaxsmi.channels.base import Posterior, weighted_posteriors
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny, missing, symmetric
 from jaxsmi.core.options import Averages
-from jaxsmi.core.results import INACCURATE_SHARE, Result
+from jaxsmi.core.results import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
@@ -285,11 +285,14 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     subspace = root @ subspace @ root  # of the signal, not of the whitened one
     subspace = subspace / clamp_to_tiny(jnp.trace(subspace))
     inaccurate = jnp.max(jnp.stack([grown.inaccurate for grown in growths])) > INACCURATE_SHARE
-    code = jnp.where(inaccurate, int(Result.INACCURATE), int(Result.SUCCESS))
     finite = exact | (jnp.isfinite(rate) & (rate > 0.0))
     finite = finite & jnp.all(jnp.isfinite(last.linear_signal))
-    code = jnp.where(finite, code, int(Result.NONFINITE))
-    code = jnp.where(valid, code, int(Result.INVALID))
+    code = choose(
+        (True, Result.SUCCESS),
+        (inaccurate, Result.INACCURATE),
+        (~finite, Result.NONFINITE),
+        (~valid, Result.INVALID),
+    )
     masked = lambda x: jnp.where(valid & finite, x, missing())
     alpha, stderr, replicas = masked(alpha), masked(stderr), masked(replicas)
     return Threshold(alpha, stderr, replicas, subspace, jnp.zeros_like(S), code)
