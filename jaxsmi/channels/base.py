@@ -284,10 +284,10 @@ class AbstractLabels(eqx.Module):
 
     @property
     def pathwise(self) -> bool | Array:
-        """True if pathwise derivatives of averages over labels are valid: labels vary continuously
-        with the fields, or are summed over. Otherwise points miss the jumps, and derivatives in
-        parameters of the model are NaN. A bool if the class knows it, which `is True` and `is
-        False` test inside jit; else an array, from a numerical search for jumps."""
+        """Whether pathwise derivatives of averages are valid: labels are continuous in the fields,
+        or summed. If not, points miss the jumps, and derivatives in parameters of the model are
+        NaN. A bool if known statically (`is True` and `is False` test it inside jit), else an
+        array, from a numerical search for jumps."""
         if self.outcomes is not None:
             return True
         return continuous(self.link, self.indices, self.tokens)

@@ -328,10 +328,10 @@ class NoInference(AbstractChannel):
         """Accept any labels: the range is not known."""
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
-        """Raise a ValueError with the remedy."""
+        """Always raises: there is no posterior."""
         raise ValueError(self.unsupported_reason)
 
     @property
     def tolerance(self) -> Array:
-        """Raises."""
+        """Always raises: there is no posterior."""
         raise ValueError(self.unsupported_reason)

@@ -337,12 +337,11 @@ class Dataset(Described):
 
             Σ = U diag(s) Uᵀ,   x' = C^{-1/2} x U diag(s)^{-1/2},   W' = W U diag(s)^{1/2}
 
-        The teacher goes with them, `unwhiten` maps estimates back. What the model's prior must say
-        is the law of W': of iid Gaussian W it is `priors.GaussianProfile(whitening.variances)`,
-        Bayes-optimal; `priors.Gaussian([[mean of s]])` follows the theory of that prior, too, but
-        does not use what it knows. With `tokens`, the link of the new inputs is link(z C^{1/2}).
-        Means are not subtracted: `data.standardise().whiten()` does both, and maps weights back
-        through both.
+        The teacher goes with them, `unwhiten` maps estimates back. Set the prior to the law of
+        W': for iid Gaussian W, `priors.GaussianProfile(whitening.variances)` is Bayes-optimal;
+        `priors.Gaussian([[mean of s]])` follows its own theory, but ignores the variances. With
+        `tokens`, the link of the new inputs is link(z C^{1/2}). Means are not subtracted:
+        `data.standardise().whiten()` does both, and maps weights back through both.
 
         Args:
             covariance: Σ (D, D) of the features; or other inputs (N', M, D) or (N', D), labelled or

@@ -225,7 +225,7 @@ def run_solver(
             bar.update(int(run.step) * unit - bar.count, beside)
             if done:
                 break
-            # at most eight times as long: the first step includes compilation, and steps differ
+            # a chunk grows at most eightfold: the first timing includes compilation
             chunks = _CHUNK_SECONDS / max(time.perf_counter() - start, 1e-9)
             chunk = chunk if several_hosts else max(int(chunk * min(chunks, 8.0)), 1)
     return run

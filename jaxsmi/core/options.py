@@ -54,11 +54,11 @@ class Averages(eqx.Module):
         return validate.settings("averages", averages, cls, "smi.Averages(points, nets)")
 
     def sizes(self, points: int, nets: int, images: int = 1) -> tuple[int, int]:
-        """Return (points per net, nets), with the defaults of a call; a net has at least `images`
-        points."""
+        """Return (points per net, nets), with the defaults of a call; a net has at least
+        `images` points."""
         nets = nets if self.nets is None else self.nets
         points = points if self.points is None else self.points
-        # a net is closed under the symmetries of the average: fewer points would break it
+        # each point comes with its mirror images, and a net must hold all of them
         return validate.count("points", points, images * nets) // nets, nets
 
 

@@ -97,10 +97,9 @@ def state_evolution(
             nets.
         iteration: `smi.Iteration(max_steps, tolerance, newton)`. Default 300 steps; tolerance: the
             largest distance to the fixed point, entry by entry, 1e-4 (with a learner the largest
-            relative residual, 1e-8); newton: take Newton steps, and several steps at once where
-            these are not sound (with a learner: accelerated ones), True. False gives the plain
-            undamped trajectory; for matrix models that from q̂ = 0, and their history is empty
-            otherwise.
+            relative residual, 1e-8); newton: True takes Newton steps, or several linearised steps
+            where Newton is unsafe (with a learner: accelerated steps); False iterates the undamped
+            map, of matrix models from q̂ = 0. These record a history only with False. Default True.
         progress: Show a bar on stderr (not under jit).
 
     Returns:

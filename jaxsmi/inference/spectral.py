@@ -277,9 +277,9 @@ def _solution(
 class Product(eqx.Module):
     """The matrix T_s - shift.
 
-    The shift (P, P) is α⟨Tr_M G⟩, and what α⟨Tr_M H⟩ of all labels has beyond that of those which
-    theory's averages were taken over: zero but for the labels at hand, it moves all eigenvalues
-    together, and those of different indices against each other.
+    The shift (P, P) is α⟨Tr_M G⟩, corrected for averaging theory over a subset of the labels. It
+    vanishes in expectation; in a sample it moves all eigenvalues together, and those of different
+    indices against each other.
     """
 
     observations: Observations
@@ -410,10 +410,9 @@ def combined(vectors: Array, theory: Outlier, key: PRNGKeyArray) -> Array:
 def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGKeyArray) -> Array:
     """W (P, D), c · eigenvectors from this rank on, scaled, of a Gram matrix nearest to `gram`.
 
-    One eigenvector where there is one copy, the first that is not far; else the best of many random
-    combinations, looked for around the best so far at ever smaller distance, of as many vectors as
-    there are copies, or of more where these do not do. At finite D copies are split, and others
-    between, or above what is one.
+    With one copy: the first eigenvector close enough. With several: the best random combination,
+    refined over eight rounds, of as many vectors as there are copies, or of more if these are not
+    close enough. At finite D the eigenvalues of copies differ, and others may lie between them.
     """
     k, _, D = weights.shape
     grams = jnp.einsum("apd,bqd->abpq", weights, weights) / D

@@ -207,9 +207,8 @@ def spectral_overlap(
 
 
 def noise_of_shared_nodes(post: Posterior, second_moment: Array) -> Array:
-    """What random nodes that all labels share may leave of the mean of μμᵀ, whatever their number:
-    five times the variance of μ of a half (three layers, twelve keys: 6e-4 and more, where up to
-    1.1e-4 was left)."""
+    """Bound on E[μμᵀ] left by random nodes shared by all labels: five times the variance of μ from
+    one half (three layers, twelve keys: 6e-4 and more, where up to 1.1e-4 was left)."""
     if post.halves is None:
         return jnp.zeros(())
     (one, _), (other, _) = post.factors

@@ -1,4 +1,4 @@
-r"""Minima of smooth functions of a few variables: of many cheap ones at once, or of a dear one.
+r"""Minima of smooth functions of a few variables: many cheap ones at once, or an expensive one.
 
 Equations of `lowest_minima` [theory: empirical-risk, Eq. (18)], F the function, μ >= 0 the damping
 of Levenberg and Marquardt:

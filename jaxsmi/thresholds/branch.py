@@ -107,8 +107,8 @@ class BranchPoint(eqx.Module):
         return jnp.max(jnp.abs(relative_eigenvalues(step, self.V)))
 
     def after_step(self, change: Array, S: Array) -> tuple[Array, Array]:
-        """(α, V) after a step `change` in log α along the branch, shorter where V changes much, or
-        the overlap S - V falls much."""
+        """(α, V) after a step `change` in log α along the branch, shortened if V changes, or S - V
+        falls, by more than half."""
         step = self.newton + change * self.tangent
         fall = jnp.max(relative_eigenvalues(step, S - self.V))
         size = jnp.maximum(self.relative_size(step), fall)

@@ -82,8 +82,7 @@ def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
 
     A little of every direction is learned and unlearned first: Q = 0 and V = 0 are fixed points
     however unstable. F is monotone, so that from V_t ⪰ V_0 on the iteration only rises, and Q = S
-    is out of its reach. The informed start is as near to V = 0 as the basin of Q = S may ask for,
-    and, where it does not lead there, farther away.
+    is out of its reach. The informed start is V = 1e-6 S; if that does not recover, V = 1e-3 S.
     """
     S = problem.second_moment
     starts = jnp.stack([V + 2.0 * _SMALL_Q * (0.5 * S - V), _INFORMED_V * S, _RETRY_V * S])

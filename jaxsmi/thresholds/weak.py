@@ -158,10 +158,10 @@ def _bias(
 ) -> tuple[Array, Array]:
     """Errors of g and ∂g that bias averages.
 
-    The noise of random nodes drops out of a product of two halves on average over nodes, but all
-    samples of a net share their nodes: up to half the variance, of which a fifth is taken here
-    because `_BIAS_FACTOR` multiplies it by 25. Medians: a few samples in ten thousand may miss the
-    tolerance of the inner integral without a bias of the average.
+    Products of two halves are unbiased over nodes, but all samples of a net share their nodes: up
+    to half the variance is left. `_BIAS_FACTOR` is 25, so this returns a fifth of that bound.
+    Medians: a few samples in ten thousand may miss the tolerance of the inner integral without a
+    bias of the average.
     """
     if post.halves is None:
         largest_slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()
