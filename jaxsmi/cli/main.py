@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
-from jaxsmi.cli import process
 from jaxsmi.cli.flags import COMMANDS, MODELS, CommandLine, Flag, arguments_of, flags_of, read
 
 _ABOUT = """Solvable models of learning with attention.
@@ -73,9 +72,6 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
     # errors of users' words, packages and files; any other error is one of this package
     except (ValueError, ImportError, OSError) as error:
         print(f"{begin}: {_with_flag(str(error))}", file=sys.stderr)
-    except KeyboardInterrupt:  # where no thread listens for it, as in a notebook
-        process.act()
-        return process.INTERRUPTED
     return 2
 
 

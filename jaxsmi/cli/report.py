@@ -19,15 +19,15 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from jaxsmi.cli import process
 from jaxsmi.cli.flags import CommandLine, call, flags_of
+from jaxsmi.cli.process import INTERRUPTED, raise_at_interrupt
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.options import setup, user_cache
 from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import Solution, Threshold, index_names
 from jaxsmi.workbench import plotting, storage
-from jaxsmi.workbench.storage import atomic_write, discard, import_xarray, make_folder, parameters
+from jaxsmi.workbench.storage import atomic_write, import_xarray, make_folder, parameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,6 @@ class Report:
         stored: Makes what the netCDF file holds. Default None: no files.
         draw: Draws into a figure. Default None: no figure.
         problem: A sentence that says which part of the work failed. Default "": none.
-        unfinished: Says what is missing, if the command is interrupted after this report.
     """
 
     data: dict[str, Any]
@@ -58,11 +57,11 @@ class Report:
     stored: Callable[[], Storable] | None = None
     draw: Callable[[Figure], object] | None = None
     problem: str = ""
-    unfinished: Callable[[], str] = lambda: "interrupted"
 
 
 def set_up() -> None:
     """Set up JAX for a process of its own, and show warnings as one line, without the code."""
+    raise_at_interrupt()
     setup(cache=user_cache())
     warnings.formatwarning = lambda message, *_, **__: f"jaxsmi: {message}\n"
 
@@ -78,17 +77,18 @@ def execute(words: CommandLine) -> int:
     if words.common.get("out") is not None:
         _prepare(words)
     done = Report({}, "")
-    # the closure sees the last report that the loop below has reached
-    process.on_interrupt(lambda: _interrupted(words, done))
     # wall time: what a user waits for, compilation included
     begin = time.perf_counter()
-    for done in _reports(words):  # noqa: B007  (the last one is the result)
-        pass
+    try:
+        for done in _reports(words):  # noqa: B007  (the last one is the result)
+            pass
+    except KeyboardInterrupt as interrupt:
+        said = str(interrupt) or _finish_part(words, done)
+        print(f"jaxsmi {words.name}: {said}", file=sys.stderr)
+        return INTERRUPTED
     done.data["seconds"] = time.perf_counter() - begin
     done.text += f"\n{done.data['seconds']:.1f} s."
-    with process.writing:
-        process.on_interrupt(lambda: None)  # nothing is left to be saved
-        _finish(words, done)
+    _finish(words, done)
     if done.problem:
         print(f"jaxsmi {words.name}: {done.problem}", file=sys.stderr)
     return 1 if done.problem else 0
@@ -189,15 +189,15 @@ def _write(words: CommandLine, done: Report, about: Mapping[str, Any]) -> list[p
     return [picture, arrays, lines]
 
 
-def _interrupted(words: CommandLine, done: Report) -> None:
-    """Save and print the finished parts, and say in one sentence that the rest is missing."""
-    if done.data:
-        data = done.data | {"interrupted": True}
-        # no figure: its curves would look finished
-        _finish(words, dataclasses.replace(done, data=data, draw=None))
-    if words.common.get("out") is not None:
-        discard(words.common["out"])
-    print(f"jaxsmi {words.name}: {done.unfinished()}", file=sys.stderr)
+def _finish_part(words: CommandLine, done: Report) -> str:
+    """Print and save what was finished before Ctrl-C; returns a sentence about it."""
+    if not done.data:
+        return "interrupted before the first result; the same command starts again"
+    # no figure: its curves would look finished
+    _finish(words, dataclasses.replace(done, data=done.data | {"interrupted": True}, draw=None))
+    saved = words.common.get("out") is not None and done.stored is not None
+    kept, again = ("printed and saved", " with --overwrite") if saved else ("printed", "")
+    return f"interrupted; the finished part is {kept}; the same command{again} computes all"
 
 
 def report(result: Any) -> Report:

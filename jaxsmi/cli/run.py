@@ -66,9 +66,7 @@ def run(
     learned = smi.gamp(
         model, data, key=start_key, start=_RANDOM_START, iteration=iteration, progress=progress
     )
-    finished = report(learned)
-    finished.unfinished = lambda: "interrupted before state evolution was finished"
-    yield finished
+    yield report(learned)
     # of a step of the theory, and of a point of its curve
     step: dict[str, Any] = {"iteration": smi.Iteration(newton=False)}
     point: dict[str, Any] = {}
@@ -142,8 +140,6 @@ def sweep(
         solved = sweeps.solved_rows(grid, folder) if folder is not None else {}
         yield _forecast(grid, solved)
         return
-    # the rows are files already: an interruption has nothing to write
-    yield Report({}, "", unfinished=lambda: sweeps.rows_kept(grid, folder))
     where = scheduler or validate.count("workers", workers, 0) or None
     results = sweeps.solve_grid(grid, folder, where, progress)
     yield _of_sweep(results, count)

@@ -357,12 +357,6 @@ def make_folder(folder: pathlib.Path) -> None:
         raise ValueError(f"out: got {said}; allowed: a folder that can be written.") from failure
 
 
-def discard(folder: pathlib.Path) -> None:
-    """Remove what this process has begun to write in a folder, before it leaves."""
-    for temporary in folder.glob(f".{os.getpid()}.*"):
-        temporary.unlink(missing_ok=True)
-
-
 def _dataset(item: Any, **attributes: object) -> xarray.Dataset:
     if isinstance(item, Solution):
         return to_xarray(item, **attributes)

@@ -13,10 +13,9 @@ import os
 import pathlib
 import signal
 import sys
-import threading
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
@@ -111,35 +110,45 @@ def solve_grid(
     validate.flag("progress", progress)
     _check_scheduler(scheduler)
     import_xarray()
-    rows: dict[int, Row] = {}
     folder = None if out is None else pathlib.Path(validate.path("out", out))
     if folder is not None:
         _claim(folder, grid)
-        rows = solved_rows(grid, folder)
+    try:
+        rows = _solve_rows(grid, folder, scheduler, progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_rows_kept(grid, folder)) from None
+    return _dataset(grid, rows)
+
+
+def _solve_rows(
+    grid: Grid,
+    folder: pathlib.Path | None,
+    scheduler: str | int | Client | None,
+    progress: bool,
+) -> dict[int, Row]:
+    """All rows by number, each written into the folder as soon as it is solved."""
+    rows = {} if folder is None else solved_rows(grid, folder)
     missing = [number for number in range(len(grid.rows)) if number not in rows]
-    # None: in this process
-    here = ((number, grid.solve(number)) for number in missing)
+    here = ((number, grid.solve(number)) for number in missing)  # in this process
     solved = here if scheduler is None else _solve(grid, missing, scheduler)
     hidden = not progress or not missing  # a bar that begins at its end shows no rate
     size = len(grid.rows)
     if progress and rows:
         print(f"{len(rows)} of {size} rows were solved before.", file=sys.stderr)
-    try:
-        with tqdm(total=size, initial=len(rows), desc="rows", disable=hidden, leave=False) as bar:
-            for number, row in solved:
-                if folder is not None:
-                    with atomic_write(folder / _file(number)) as temporary:
-                        # NumPy types the keywords of savez as if they were its own
-                        np.savez(temporary, **row)  # pyright: ignore[reportArgumentType]
-                rows[number] = row
-                bar.update()
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(rows_kept(grid, folder)) from None
-    return _dataset(grid, rows)
+    bar = tqdm(total=size, initial=len(rows), desc="rows", disable=hidden, leave=False)
+    with bar, contextlib.closing(solved):
+        for number, row in solved:
+            if folder is not None:
+                with atomic_write(folder / _file(number)) as temporary:
+                    # NumPy types the keywords of savez as if they were its own
+                    np.savez(temporary, **row)  # pyright: ignore[reportArgumentType]
+            rows[number] = row
+            bar.update()
+    return rows
 
 
-def rows_kept(grid: Grid, folder: pathlib.Path | None) -> str:
-    """Say after an interruption which rows are in the folder."""
+def _rows_kept(grid: Grid, folder: pathlib.Path | None) -> str:
+    """Which rows an interrupted sweep keeps, and how to go on."""
     if folder is None:
         return "interrupted, and no row is kept: out= names a folder that keeps them"
     count = sum((folder / _file(k)).is_file() for k in range(len(grid.rows)))
@@ -205,7 +214,7 @@ def solved_rows(grid: Grid, folder: pathlib.Path) -> dict[int, Row]:
 
 def _solve(
     grid: Grid, numbers: Sequence[int], scheduler: str | int | Client
-) -> Iterator[tuple[int, Row]]:
+) -> Generator[tuple[int, Row]]:
     """Rows as Dask workers solve them, each again if its worker is lost."""
     try:
         from dask.distributed import Client, LocalCluster, as_completed
@@ -217,9 +226,10 @@ def _solve(
         if isinstance(scheduler, (int, np.integer)):
             count = min(int(scheduler), len(numbers))
             # one thread each: XLA uses several cores for one program anyway
-            with _interrupts_blocked():
+            with _without_interrupts():
                 cluster = LocalCluster(count, threads_per_worker=1, dashboard_address=None)  # pyright: ignore
-            scheduler = stack.enter_context(Client(stack.enter_context(cluster)))
+                stack.enter_context(cluster)
+            scheduler = stack.enter_context(Client(cluster))
         elif isinstance(scheduler, str):
             scheduler = stack.enter_context(Client(scheduler))
         client: Client = scheduler
@@ -236,19 +246,16 @@ def _solve(
 
 
 @contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that never get Ctrl-C: a terminal sends it to all processes of a command, and
+def _without_interrupts() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C: a terminal sends it to all processes of a command, and
     each would print a traceback. A process inherits the signals that its parent blocks."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or not hasattr(signal, "pthread_sigmask"):  # Windows
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    # multiprocessing starts this helper before its first process, and then unblocks the signal
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        # multiprocessing starts this helper with the first process, and Python 3.11 unblocks the
-        # signal in doing so: it must be there before
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,5 +1,6 @@
 """The command line: what its words reach, what it prints and writes, how it ends."""
 
+import gc
 import inspect
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 import jaxsmi as smi
 import synthetic
 from helpers import linear_overlap
-from jaxsmi.cli import flags, run
+from jaxsmi.cli import flags, process, run
 from jaxsmi.cli.main import main
 from jaxsmi.workbench import storage
 
@@ -312,20 +313,18 @@ def test_an_interrupted_run_keeps_the_finished_part(capsys, monkeypatch, tmp_pat
     found = json.loads(out)
     assert found["interrupted"] is True
     assert found["result"] == "SUCCESS"
-    assert "interrupted before state evolution" in err
+    assert "the finished part is printed and saved; the same command with --overwrite" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.nc", "run.txt"]
 
 
 @pytest.mark.parametrize("delay", [0.3, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_ctrl_c_is_status_130_without_a_traceback(delay):
-    """While modules are imported, and while programs are compiled or run."""
+    """While modules are imported, and while programs run; it waits for the end of a compilation."""
     process = started("train", "deep-attention", "--steps", 10**6)
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
-    begin = time.monotonic()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert time.monotonic() - begin < 5.0  # a second, and room for a busy machine
     assert "Traceback" not in err
     assert "interrupted" in err
 
@@ -348,6 +347,30 @@ def test_ctrl_c_of_a_terminal_says_which_rows_are_kept(delay, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "of 400 rows are kept in" in err
+
+
+def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_raised_after_it():
+    """Python drops what such a callback raises; JAX has one."""
+    rung = []
+
+    def callback(*_):
+        if not rung:
+            rung.append(signal.raise_signal(signal.SIGINT))
+
+    def wait():
+        gc.collect()
+        time.sleep(10.0)
+
+    before = signal.signal(signal.SIGINT, process._leave)
+    try:
+        process.raise_at_interrupt()
+        gc.callbacks.append(callback)
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        gc.callbacks.remove(callback)
+    assert rung
 
 
 def test_a_closed_pipe_is_status_141():
