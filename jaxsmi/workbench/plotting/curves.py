@@ -205,7 +205,6 @@ def learning_curves(
     ax: Axes | None = None,
     *,
     level: float | None = None,
-    names: Sequence[str] | None = None,
     logarithmic: bool = False,
     legend: bool = True,
 ) -> Axes:
@@ -217,7 +216,6 @@ def learning_curves(
         ax: Axes to draw in. Default None: new ones.
         level: A dotted line at this cosine, and one where the mean passes it. Default None:
             neither.
-        names: Of the indices. Default None: those of the model.
         logarithmic: The axis of steps is logarithmic. Default False.
         legend: Draw one. Default True.
 
@@ -231,7 +229,7 @@ def learning_curves(
     check("cosine" in solution.history, "solution", solution.kind, "a solution of gamp or train")
     ax = drawing.axes_or_new(ax)
     steps, cosines = _recorded(solution)
-    names = index_names(solution.model, cosines.shape[2]) if names is None else names
+    names = index_names(solution.model, cosines.shape[2])
     mean, spread = cosines.mean(axis=0), cosines.std(axis=0)
     for p, name in enumerate(names):
         ax.plot(steps, mean[:, p], color=colour(p), label=name, **line(p))
@@ -301,17 +299,15 @@ def risk_against_alpha(
     ax: Axes | None = None,
     *,
     quantity: str = "error",
-    bands: float = 2.0,
 ) -> Axes:
-    """Draw an error of several learners against α, with error bands; crosses where no fixed point
-    was reached, open circles where it is unstable.
+    """Draw an error of several learners against α, with bands of two standard errors; crosses where
+    no fixed point was reached, open circles where it is unstable.
 
     Args:
         curves: Solutions of `state_evolution(.., learner=)`, one curve for each learner.
         labels: Names of the learners.
         ax: Axes to draw in. Default None: new ones.
         quantity: "error", "test_loss", "train_loss" or "energy". Default "error".
-        bands: Half width of the error band in standard errors. Default 2.
 
     Returns:
         The axes.
@@ -329,7 +325,7 @@ def risk_against_alpha(
         codes = np.array([int(point.result) for point in curve])
         marker = "." if len(curve) < 12 else ""  # points of a coarse curve are shown
         ax.plot(alpha, value, label=label, color=colour(k), marker=marker, **line(k))
-        drawing.band(ax, alpha, value - bands * error, value + bands * error, colour(k))
+        drawing.band(ax, alpha, value - 2.0 * error, value + 2.0 * error, colour(k))
         failed, unstable = ~np.isin(codes, _REACHED), codes == Result.UNSTABLE
         for name, where, look in (("no fixed point", failed, CROSS), ("unstable", unstable, _RING)):
             if where.any():

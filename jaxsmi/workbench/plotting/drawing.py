@@ -133,15 +133,15 @@ def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
         ax.legend(list(entries.values()), list(entries), **settings)
 
 
-def legend_above(ax: Axes, columns: int, keys: Keys | None = None, **settings: Any) -> None:
+def legend_above(ax: Axes, columns: int, **settings: Any) -> None:
     """Draw the legend above the axes, in `columns` columns or the most that fit into the figure;
     inside the axes if none fit."""
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
     for count in range(columns, 0, -1):
-        legend(ax, keys, **place | {"ncols": count} | settings)
+        legend(ax, **place | {"ncols": count} | settings)
         if _legend_fits(ax):
             return
-    legend(ax, keys, **{"loc": "best"} | settings)
+    legend(ax, **{"loc": "best"} | settings)
 
 
 def _legend_fits(ax: Axes) -> bool:
