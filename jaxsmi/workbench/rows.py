@@ -267,15 +267,17 @@ def make_optimizer(
         optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd. Default sgd.
         learning_rate: Of the optimizer. Default 0.1.
         momentum: Of the gradients, in [0, 1). Default 0.
-        weight_decay: Factor of the weights that is added to their gradient. Default 0.
+        weight_decay: Factor of the weights that is added to their gradient; of adamw and lion to
+            the step, which is then scaled by the learning rate (decoupled decay). Default 0.
     """
     name = validate.choice("optimizer", optimizer, OPTIMIZERS)
+    make = getattr(optax, name)
+    velocity = optax.trace(momentum) if momentum else optax.identity()
+    if name in ("adamw", "lion"):  # optax's own default decays the weights
+        return optax.chain(velocity, make(learning_rate, weight_decay=weight_decay))
     # decay before momentum, as in torch's SGD: the decayed gradient is what is accumulated
-    return optax.chain(
-        optax.add_decayed_weights(weight_decay),
-        optax.trace(momentum) if momentum else optax.identity(),
-        getattr(optax, name)(learning_rate),
-    )
+    decay = optax.add_decayed_weights(weight_decay)
+    return optax.chain(decay, velocity, make(learning_rate))
 
 
 # name -> the function that solves a point, and the public one whose keywords it passes on

@@ -20,6 +20,7 @@ from helpers import linear_overlap
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import index_names
 from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench.rows import OPTIMIZERS, make_optimizer
 from jaxsmi.workbench.storage import atomic_write
 
 pytest.importorskip("xarray")
@@ -182,6 +183,22 @@ def test_wrong_arguments_are_refused_before_a_model_is_made(words, name):
 
     with pytest.raises(ValueError, match=name):
         smi.sweep(**({"build": never, "alpha": ALPHAS} | words))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_decay_only_where_it_is_asked_for(name):
+    """Of adamw and lion by rate · decay a step, whatever the gradient: decoupled from it."""
+    weights, still = jnp.ones(2), jnp.zeros(2)
+
+    def step(decay):
+        optimizer = make_optimizer(name, 0.1, 0.5, decay)
+        return optimizer.update(still, optimizer.init(weights), weights)[0]
+
+    np.testing.assert_array_equal(step(0.0), 0.0)
+    moved = step(0.3)
+    assert (np.asarray(moved) < 0.0).all()
+    if name in ("adamw", "lion", "sgd"):
+        np.testing.assert_allclose(moved, -0.1 * 0.3, rtol=1e-6)
 
 
 def test_an_interruption_says_which_rows_are_kept(tmp_path):
