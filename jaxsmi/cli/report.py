@@ -62,8 +62,8 @@ class Report:
 def set_up() -> None:
     """Set up JAX for a process of its own, and show warnings as one line, without the code."""
     raise_at_interrupt()
-    setup(cache=user_cache())
     warnings.formatwarning = lambda message, *_, **__: f"jaxsmi: {message}\n"
+    setup(cache=user_cache())
 
 
 def execute(words: CommandLine) -> int:

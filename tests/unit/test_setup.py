@@ -56,6 +56,16 @@ def test_a_users_own_settings_stay(tmp_path):
     assert answer["dtype"] == "float32"
 
 
+def test_a_jaxlib_of_unknown_flags_is_warned_of_and_gets_none():
+    old = "importlib.metadata.version = lambda name: '0.99.1'; "
+    [(file, sentence)] = process(f"import importlib.metadata; {old}smi.setup()")["said"]
+    assert file == "<string>"
+    assert sentence.startswith("quick_compile has no effect with jaxlib 0.99.1")
+    quiet = process(f"import importlib.metadata; {old}smi.setup(quick_compile=False)")
+    assert not quiet["said"]
+    assert "xla_cpu_use_fusion_emitters" not in quiet["flags"]
+
+
 def test_float32_is_warned_of_at_the_users_line_unless_asked_for():
     use = "smi.priors.Rademacher().overlap(jax.numpy.eye(1))"  # by way of frames of JAX
     [(file, sentence)] = process(use)["said"]
