@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import operator
 import pickle
 import sys
 import traceback
@@ -161,17 +162,18 @@ def is_zero(value: object) -> bool:
 
 _Function = TypeVar("_Function", bound="Callable[..., Any] | None")
 
-# Objects that are not pickled but compared by identity, by address. They are kept alive, so that
-# no other object gets the address.
-_constants: dict[int, Any] = {}
-
 
 @dataclasses.dataclass(frozen=True)
 class _Template:
-    """A function without its arrays; equal to another of equal code and static values."""
+    """A function without its arrays; equal to another of equal code and static values.
+
+    `constants` are objects that are not pickled but compared by identity: by address in the key.
+    The template keeps them alive, so that no other object gets the address.
+    """
 
     key: Hashable
     original: Any = dataclasses.field(compare=False)
+    constants: dict[int, Any] = dataclasses.field(compare=False)
 
 
 class ClosedFunction(eqx.Module):
@@ -198,7 +200,7 @@ class ClosedFunction(eqx.Module):
         # without arrays it stays the same object, and so do lists in it that its owner appends to
         if not self.arrays:
             return self.template.original
-        return _Unpickler(self.template.key, self.arrays).load()
+        return _Unpickler(self.template, self.arrays).load()
 
     @property
     def __name__(self) -> str:
@@ -228,9 +230,9 @@ def as_module(function: _Function) -> _Function:
     try:
         pickler.dump(function)
     except Exception:  # an object's own pickling may raise anything: equal to itself only, then
-        template = _Template(id(function), function)
+        template = _Template(id(function), function, {})
         return ClosedFunction((), template)  # pyright: ignore[reportReturnType]
-    template = _Template(pickler.file.getvalue(), function)
+    template = _Template(pickler.file.getvalue(), function, pickler.constants)
     return ClosedFunction(tuple(pickler.arrays), template)  # pyright: ignore[reportReturnType]
 
 
@@ -254,10 +256,13 @@ class _Pickler(cloudpickle.Pickler):
     def __init__(self) -> None:
         self.file = io.BytesIO()
         self.arrays: list[Any] = []
+        self.constants: dict[int, Any] = {}
         super().__init__(self.file)
 
     def persistent_id(self, obj: Any) -> int | None:
-        """The place of an array, or of a module that may hold some."""
+        """The place of an array, or of a module that may hold some; -1 for the constants."""
+        if obj is self.constants:
+            return -1
         if not isinstance(obj, (jax.Array, eqx.Module)):
             return None
         module: Any = obj if isinstance(obj, eqx.Module) else None
@@ -273,21 +278,18 @@ class _Pickler(cloudpickle.Pickler):
         if not isinstance(obj, type):
             with contextlib.suppress(TypeError):
                 return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        _constants[id(obj)] = obj
-        return _constant, (id(obj),)
-
-
-def _constant(address: int) -> Any:
-    return _constants[address]
+        self.constants[id(obj)] = obj
+        return operator.getitem, (self.constants, id(obj))
 
 
 class _Unpickler(pickle.Unpickler):
     """Unpickles a function with other arrays in their places."""
 
-    def __init__(self, pickled: Any, arrays: tuple[Any, ...]) -> None:
+    def __init__(self, template: _Template, arrays: tuple[Any, ...]) -> None:
+        pickled: Any = template.key
         super().__init__(io.BytesIO(pickled))
-        self.arrays = arrays
+        self.places = (*arrays, template.constants)
 
     def persistent_load(self, pid: int) -> Any:
-        """The array of a place."""
-        return self.arrays[pid]
+        """The array of a place, or the constants."""
+        return self.places[pid]

@@ -1,7 +1,9 @@
 """Functions of a user as pytrees: every way in which a function may hold an array."""
 
 import functools
+import gc
 import pickle
+import weakref
 
 import cloudpickle
 import equinox as eqx
@@ -133,6 +135,24 @@ def test_functions_without_arrays_are_themselves():
         assert as_module(function).template == as_module(function).template
         assert not jax.tree.leaves(as_module(function))
     assert as_module(None) is None
+
+
+def test_an_object_that_cannot_be_pickled_goes_with_its_function():
+    class Cache:
+        def __reduce_ex__(self, protocol):
+            raise TypeError
+
+    def build():
+        cache = Cache()
+        function = as_module(lambda z: GLOBAL * z if isinstance(cache, Cache) else None)
+        return function, weakref.ref(cache)
+
+    function, cache = build()
+    assert float(function(3.0)) == 6.0
+    assert cache() is not None
+    del function
+    gc.collect()
+    assert cache() is None
 
 
 def hidden(c):
