@@ -33,6 +33,7 @@ from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import (
     as_module,
+    check_closure,
     concrete,
     missing,
     missing_array,
@@ -410,6 +411,11 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     pair = labels[0], fields[0]
     shape = validate.call_user_function("loss", jax.eval_shape, allowed, loss, *pair).shape
     check(shape == (), "loss", f"one of shape {shape}", allowed)
+    check_closure("loss", loss, *pair)
+    if learner.prox is not None:
+        check_closure("prox", learner.prox, *pair, jnp.eye(student.indices))
+    if learner.starts is not None:
+        check_closure("starts", learner.starts, *pair)
     values = jax.vmap(loss)(labels, fields)
     check(jnp.all(jnp.isfinite(values)), "loss", "one that is not finite", allowed)
     slope = jax.vmap(jax.grad(loss, argnums=1))

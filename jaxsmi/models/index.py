@@ -612,7 +612,9 @@ def _check_likelihood(
         return
     z = np.cos(1.0 + 2.4 * np.arange(indices * tokens)).reshape(indices, tokens)  # generic fields
     if labels.sampler is not None:
-        output_shape("sampler", labels.sampler, f"(key, fields {z.shape})", jax.random.key(0), z)
+        key = jax.random.key(0)
+        output_shape("sampler", labels.sampler, f"(key, fields {z.shape})", key, z)
+        check_closure("sampler", labels.sampler, key, z)
     label = np.zeros(labels.shape(link, (indices, tokens)))
     arguments = f"(a label, fields {z.shape})"
     shape = output_shape("log_likelihood", labels.log_likelihood, arguments, label, z)

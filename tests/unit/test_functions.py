@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxsmi as smi
 from jaxsmi.core.arrays import ClosedFunction, as_module, check_closure
 
 GLOBAL = jnp.array(2.0)
@@ -169,6 +170,37 @@ def test_a_tracer_that_cannot_be_found_is_an_error():
         return c
 
     with pytest.raises(ValueError, match=r"^link: got a function that depends on a traced array"):
+        jax.grad(build)(1.0)
+
+
+@pytest.mark.parametrize("name", ["loss", "prox", "starts", "sampler"])
+def test_a_hidden_tracer_is_no_derivative_of_zero(name):
+    model = smi.links.linear(0.5)
+
+    def with_sampler(function):
+        square = lambda y, z: -0.5 * (y - z[0, 0]) ** 2 - 0.5 * jnp.log(2.0 * jnp.pi)
+        sampler = lambda key, z: function(z[0, 0])
+        smi.MultiIndex(lambda z: z[0, 0], log_likelihood=square, sampler=sampler, indices=1)
+
+    def with_learner(function):
+        loss = lambda ŷ, y: 0.5 * jnp.sum((ŷ - y) ** 2)
+        given = {
+            "loss": {"loss": lambda ŷ, y: function(loss(ŷ, y))},
+            "prox": {"loss": loss, "prox": lambda y, omega, V: function(omega)},
+            "starts": {"loss": loss, "starts": lambda y, omega: function(omega[None])},
+        }
+        smi.Erm(ridge=1.0, **given[name]).bind(model)
+
+    def build(c):
+        class Local:
+            def scaled(self, x):
+                return c * x
+
+        use = with_sampler if name == "sampler" else with_learner
+        use(lambda x: Local().scaled(x))
+        return c
+
+    with pytest.raises(ValueError, match=rf"^{name}: got a function that depends on a traced"):
         jax.grad(build)(1.0)
 
 
