@@ -1,10 +1,10 @@
 """Flags of a command: the arguments of the functions that it calls, read from their signatures.
 
-Solvers are free to add keywords; only model, data, learner, loss and student are known here, which
-are made from words (`_target_of`, `_word_type`). A record of settings, a model, a data set or a
-learner among the arguments is replaced by the arguments that make it, and so on down: `--points`
-reaches `averages=smi.Averages(points=..)`. Signatures are read from the source: importing JAX takes
-over a second, for which `--help` and an answer to a misspelt flag must not wait.
+Solvers may add keywords freely. Only model, data, learner, loss and student need rules here
+(`_target_of`, `_word_type`), because a word stands for an object. An argument that is a record of
+settings, a model, a data set or a learner has the flags of its own arguments: `--points` reaches
+`averages=smi.Averages(points=..)`. Signatures are read from the source, so that `--help` and an
+answer to a misspelt flag need not wait for the import of JAX, which takes over a second.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def execute(words: CommandLine) -> int:
 
 
 def _prepare(words: CommandLine) -> None:
-    """Find out before the work that its results cannot be written."""
+    """Make the output folder; raise before the work if its results cannot be written."""
     out = words.common["out"]
     import_xarray()
     if not _draws():
@@ -118,7 +118,7 @@ def _paths(words: CommandLine) -> list[pathlib.Path]:
 
 
 def _reports(words: CommandLine) -> Iterator[Report]:
-    """Reports of more and more of the work; the last one is of all."""
+    """A report after each part of the work, of all parts so far."""
     varied, axis = _axis(words)
     if not varied:
         result = call(words, words.values)

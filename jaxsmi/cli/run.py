@@ -1,6 +1,6 @@
 """Commands that are more than one call: `run` and `sweep`.
 
-They yield reports of more and more of their work, so that an interruption keeps the finished part.
+They yield a report after each part of their work, so that an interruption keeps the finished parts.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Grid:
         return row | {"message": np.array(messages, str), "seconds": seconds}
 
     def data_bytes(self) -> int:
-        """Bytes of the largest data set of a row; 0 for a solver that draws none."""
+        """Bytes of the largest data set; 0 for a solver that draws none."""
         if self.solver not in ("gamp", "train"):
             return 0
         own = ("store", "inputs") if self.solver == "gamp" else ()

@@ -327,10 +327,10 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A path beside a file's, of the same ending, to write to: it becomes the file at the end, so
-    that the file is there complete or not at all, whenever the program is killed.
+    """A temporary path to write to, of the same ending, that is renamed to `path` at the end: the
+    file is written completely or not at all, whenever the program is killed.
 
-    No other thread or process gets the same one, whichever file they write.
+    Each thread and process gets a path of its own.
     """
     named = pathlib.Path(path)
     # in the same folder: a file is renamed in one step on one file system only

@@ -1,7 +1,7 @@
 """Sweeps: grids of problems, solved row by row, each row kept in a folder when it is solved.
 
-The folder holds `sweep.json`, which says what is swept, and `row-00012.npz`, one file a row. A file
-is there complete or not at all, so that a sweep that was killed goes on and ends with the same
+The folder holds `sweep.json`, which describes the sweep, and one file `row-00012.npz` for each row.
+Files are written completely or not at all, so that a killed sweep continues and ends with the same
 numbers, bit for bit.
 """
 
@@ -91,7 +91,7 @@ def sweep(
         (('noise', 'seed', 'alpha', 'index', 'index_'), 0.5)
 
     Cost:
-        That of its points; where a run is killed, the row it was at.
+        The cost of its points; a killed run repeats only its unfinished row.
     """
     grid = Grid(build, alpha, parameters, seeds, solver, settings)
     results = solve_grid(grid, out, scheduler, progress)
@@ -106,7 +106,7 @@ def solve_grid(
     scheduler: str | int | Client | None,
     progress: bool,
 ) -> xarray.Dataset:
-    """Solve the rows of a grid that are not in the folder yet."""
+    """Solve the rows of a grid that are not in the folder yet; returns all."""
     validate.flag("progress", progress)
     _check_scheduler(scheduler)
     import_xarray()
@@ -173,7 +173,7 @@ def _file(number: int) -> str:
 
 
 def _claim(folder: pathlib.Path, grid: Grid) -> None:
-    """Write what is swept into the folder, or compare it with what the folder says."""
+    """Write the description of the sweep into the folder, or compare it with the one there."""
     make_folder(folder)
     path = folder / "sweep.json"
     # as it is read back: JSON has no tuples
@@ -241,8 +241,7 @@ def _solve(
         ]
         for future in as_completed(futures):
             yield future.result()
-            # else Dask keeps the arrays of all rows on its workers
-            future.release()
+            future.release()  # else its worker keeps the arrays
 
 
 @contextlib.contextmanager
