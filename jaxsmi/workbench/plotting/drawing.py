@@ -138,10 +138,10 @@ def legend_above(ax: Axes, columns: int, **settings: Any) -> None:
     inside the axes if none fit."""
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
     for count in range(columns, 0, -1):
-        legend(ax, **place | {"ncols": count} | settings)
+        legend(ax, None, **place | {"ncols": count} | settings)
         if _legend_fits(ax):
             return
-    legend(ax, **{"loc": "best"} | settings)
+    legend(ax, None, **{"loc": "best"} | settings)
 
 
 def _legend_fits(ax: Axes) -> bool:
