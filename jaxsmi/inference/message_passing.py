@@ -217,21 +217,23 @@ def gamp(
     check(len(choice) > 0, "start", start.weights, "a start, or a tuple of several")
     default = len(choice) == 1 and choice[0] is None
     choice = _default_starts(task, start, data) if default else choice
-    # the other starts take from the spectral one the norm that the labels imply
-    rest = sorted(choice, key=lambda x: not (isinstance(x, str) and x == "spectral"))
-    several, ends = len(rest) > 1, []
+    # the spectral start runs first: the others take from it the norm that the labels imply
+    spectral = lambda item: isinstance(item[1], str) and item[1] == "spectral"
+    rest = sorted(enumerate(choice), key=lambda item: not spectral(item))
+    several, ends = len(rest) > 1, {}
     while rest:
-        solver = _solver(task, data, key, start, rest.pop(0), len(ends), iteration)
+        place, weights = rest.pop(0)
+        solver = _solver(task, data, key, start, weights, len(ends), iteration)
         solver = dataclasses.replace(solver, record=function)
         if several and task.risk is None and solver.spectral is None:
             # the estimate of a random start is zero: all are one program
             none = jnp.zeros_like(solver.start.weights)
             solver = dataclasses.replace(solver, spectral=none)
         task = task._replace(model=solver.observations.model)
-        ends.append(_solve(solver, task, start, every, label, key, several))
-        if default and len(ends) == 2 and _disagree(ends):
-            rest = [*_FURTHER_SIZES]
-    end = best_end(ends)
+        ends[place] = _solve(solver, task, start, every, label, key, several)
+        if default and len(ends) == 2 and _disagree([*ends.values()]):
+            rest = [*enumerate(_FURTHER_SIZES, start=2)]
+    end = best_end([ends[place] for place in sorted(ends)])
     return _blame_inputs(end) if at_fault else end
 
 
@@ -675,10 +677,12 @@ def best_end(solutions: list[Solution]) -> Solution:
     best = jnp.argmax(nats + jnp.where(code == Result.SUCCESS, _SAME, 0.0))
     end = solutions[int(best)] if concrete(best) else _pick(solutions, best)
     # the first correction to the free entropy, of the loops, is of the order ½ log 1/(1 - r)
-    gap = jnp.maximum(1.0 - ends.stability, jnp.finfo(ends.stability.dtype).tiny)
-    loops = -0.5 * jnp.log(jnp.minimum(gap, 1.0))
+    slack = jnp.maximum(1.0 - ends.stability, jnp.finfo(ends.stability.dtype).tiny)
+    loops = -0.5 * jnp.log(jnp.minimum(slack, 1.0))
     rival = (ends.agreement[best] < _AGREE) & jnp.isfinite(nats)
-    close = nats[best] - nats < _LOOPS * (loops[best] + loops)
+    # infinite ones have no difference
+    gap = nats[best] - jnp.where(jnp.isfinite(nats), nats, 0.0)
+    close = gap < _LOOPS * (loops[best] + loops)
     alone = jnp.sum((ends.agreement[best] >= _AGREE) & jnp.isfinite(nats)) < 2
     ambiguous = (end.result == Result.SUCCESS) & jnp.any(rival & (close | alone))
     code = jnp.where(ambiguous, int(Result.AMBIGUOUS), end.result)

@@ -9,6 +9,7 @@ import pytest
 import jaxsmi as smi
 
 TEXTBOOK = smi.Bayes("divergence", calibrate=False)
+STARTS = ("spectral", 1e-3)
 
 
 def linear_run(noise, dimension, seed=0, alpha=2.0):
@@ -102,6 +103,10 @@ def test_even_labels_are_started_twice_and_the_best_end_is_returned():
     assert any(np.array_equal(run.weights, weights) for weights in run.ends.weights)
     with pytest.raises(ValueError, match="start"):
         smi.gamp(model, data, key=key, start=())
+    # in the order of the starts, though the spectral one runs first
+    twice = (smi.gamp(model, data, key=key, start=start) for start in (STARTS, STARTS[::-1]))
+    ends, reversed_ends = (run.ends.weights for run in twice)
+    np.testing.assert_allclose(ends, reversed_ends[::-1], rtol=1e-10)
     inside = jax.jit(lambda key: smi.gamp(model, data, key=key))(key)
     np.testing.assert_allclose(inside.overlap, run.overlap, rtol=1e-5)
     assert int(inside.result) == int(run.result)

@@ -29,6 +29,7 @@ def run_gamp(model, alpha=2.0):
 
 SIGN = smi.links.sign()
 LINEAR = smi.links.linear(0.5)
+PHASES = smi.links.phase_retrieval()
 MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)
 CALLS = {
     "state evolution": lambda: smi.state_evolution(SIGN, 1.0, key=KEY, **SMALL),
@@ -43,6 +44,10 @@ CALLS = {
     ),
     "free energy": lambda: smi.free_entropy(SIGN, 1.0, 0.5, key=KEY, averages=NETS),
     "message passing": lambda: run_gamp(SIGN),
+    # of one start the signal is recovered: its free entropy is infinite
+    "message passing, two starts": lambda: smi.gamp(
+        PHASES, data_of(PHASES), key=KEY, start=(1e-3, 0.5)
+    ),
     "message passing, matrix": lambda: run_gamp(MATRIX, 0.2),
     "spectral": lambda: smi.spectral(
         smi.links.phase_retrieval(), data_of(smi.links.phase_retrieval(), 4.0), key=KEY
