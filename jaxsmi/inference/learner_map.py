@@ -54,7 +54,8 @@ from jaxsmi.numerics.quadrature import standard_error
 _POINTS = 32768  # empirical: twice those of Bayes, as each has its mirror images
 NETS = 16
 
-_SIGNIFICANT = 5.0  # standard errors between the two estimates of V̂ that are a jump
+# standard errors by which the two estimates of V̂ must differ to count as a jump
+_SIGNIFICANT = 5.0
 _SUSPECT = 2.0  # above which V̂ is taken by parts
 _NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
 # Where a run that does not end begins to come down, and steps to λ (empirical: of the logistic loss
@@ -372,7 +373,7 @@ averages_of = eqx.filter_jit(LabelAverages.answers)
 
 
 def typical_ridge(ridge: Array) -> float:
-    """The ridge whose V = 1/λ, where no label holds the weights, is that of the columns'."""
+    """Harmonic mean of the ridges; without data, V is the mean of 1/λ_i."""
     values = np.asarray(ridge)
     return 0.0 if np.any(values == 0.0) else float(1.0 / np.mean(1.0 / values))
 
@@ -405,7 +406,7 @@ def within(distance: Numbers, spread: Numbers, names: Iterable[str]) -> Array:
 
 
 def _aligned(indices: int, S: Array) -> Array:
-    """M (P, P*) of a student whose indices share those of the teacher evenly, of norm one each."""
+    """M (P, P*) of a student whose rows share the teacher's rows evenly, each with norm one."""
     rows = jnp.arange(indices)[:, None]
     columns = jnp.arange(len(S))[None, :]
     fewer = min(indices, len(S))

@@ -155,8 +155,8 @@ def _order(solution: LearnerSolution) -> tuple[Array, ...]:
 def _starts(
     start: str | LearnerSolution, teacher: IndexModel, learner: AbstractIndexLearner
 ) -> list[Start]:
-    """Order parameters to begin at, one after the other until a fixed point of that kind is
-    reached: both of a stiff and of a loose V, as either basin may be narrow."""
+    """Starts to try in turn until one reaches a fixed point of this kind: one with small V, one
+    with large V."""
     if isinstance(start, LearnerSolution):
         return [Start(*_order(start))]
     # half of V where no label holds the weights

@@ -205,8 +205,8 @@ class _Labels(NamedTuple):
 
 class _Estimate(NamedTuple):
     """A matrix seen with noise δ, and its estimate at a precision A: nodes `x` of R = c S + .. with
-    their `weight`, F = `shrinkage` of them, the values `best` of the posterior mean, what is from
-    it `apart`, and the `error` of that mean."""
+    their `weight`, F = `shrinkage` of them, the values `best` of the posterior mean, the
+    `difference`: F minus the posterior mean, and the `error` of that mean."""
 
     law: AbstractSpectrum
     gain: Array
@@ -215,7 +215,7 @@ class _Estimate(NamedTuple):
     weight: Array
     shrinkage: Shrinkage
     best: Array
-    apart: Array
+    difference: Array
     error: Array
     aspect: Array
     symmetric: bool
@@ -244,8 +244,8 @@ class _Estimate(NamedTuple):
 
 @eqx.filter_jit
 def _with_response(problem: MatrixLearnerMap, x: Array) -> Array:
-    """x with the V that solves its equation at the e of x. Steps from another V may go to and fro:
-    a large one makes the precision small, the penalty cuts all, and V is zero."""
+    """Solve for V at fixed e first. From a large V the iteration oscillates: the precision is
+    small, the penalty zeroes the matrix, V returns to zero."""
     rise = lambda v: v - problem(x.at[1].set(v))[0][1]
     low, high = (jnp.full((), sign * jnp.log(_MAX_RESPONSE), x.dtype) for sign in (-1.0, 1.0))
     return x.at[1].set(roots.root(rise, low, high)[0])
@@ -297,10 +297,10 @@ class MatrixLearnerMap(AbstractLearnerMap):
     def parameters(self, x: Array) -> OrderParameters:
         """Overlaps of the coordinates of the fields."""
         e, V = jnp.exp(x[:2])
-        apart = x[2] * jnp.sqrt(e)
-        M = self.model.prior.norm + apart - e
+        difference = x[2] * jnp.sqrt(e)
+        M = self.model.prior.norm + difference - e
         unit = self._scale * jnp.ones((1, 1))
-        return OrderParameters((M + apart) * unit, M * unit, V * unit, jnp.zeros((1, 0)))
+        return OrderParameters((M + difference) * unit, M * unit, V * unit, jnp.zeros((1, 0)))
 
     def with_parts(self, use_parts: Array) -> Self:
         """See `AbstractLearnerMap.with_parts`."""
@@ -347,24 +347,24 @@ class MatrixLearnerMap(AbstractLearnerMap):
         grid, weight, hilbert = law.rule(jnp.stack([-kink, kink] if signed else [kink]))
         best = law.shrink(grid, hilbert)
         x = gain * grid
-        apart = shrinkage(x) - best
+        difference = shrinkage(x) - best
         response = (grid - best) / (noise * gain * A)
         return _Estimate(
-            law, gain, response, x, weight, shrinkage, best, apart, law.error, aspect, signed
+            law, gain, response, x, weight, shrinkage, best, difference, law.error, aspect, signed
         )
 
     def follow(self, labels: _Labels) -> tuple[Array, Numbers]:
         """The next x and the numbers, of one rule."""
         estimate = self.estimate(labels.field)
-        mean, best, apart = estimate.mean, estimate.best, estimate.apart
+        mean, best, difference = estimate.mean, estimate.best, estimate.difference
         kept = estimate.shrinkage(estimate.x)
-        # the error of the posterior mean and what F is from it: their sum does not cancel
-        error = estimate.error + mean(apart**2)
+        # the error of the posterior mean and the square of the difference: nothing cancels
+        error = estimate.error + mean(difference**2)
         V = mean(kept * estimate.response)
         Q = mean(kept**2)
         penalty = 0.5 * self.learner.ridge * Q
         penalty = penalty + self.learner.nuclear * mean(jnp.abs(kept))
-        return _coordinates(error, V, mean(kept * apart)), {
+        return _coordinates(error, V, mean(kept * difference)), {
             "overlap": _matrix(Q),
             "teacher_overlap": _matrix(mean(kept * best)),
             "train_loss": labels.train,
@@ -480,7 +480,7 @@ def _mean(labels: _Labels) -> _Labels:
     return jax.tree.map(jnp.mean, labels)
 
 
-def _coordinates(e: Array, V: Array, apart: Array) -> Array:
-    """x of what is not smaller than next to nothing, and of Q - M."""
+def _coordinates(e: Array, V: Array, difference: Array) -> Array:
+    """x of e and V, no smaller than `_MIN_PARAMETER`, and of the difference Q - M."""
     e, V = (jnp.maximum(a, _MIN_PARAMETER) for a in (e, V))
-    return jnp.stack([jnp.log(e), jnp.log(V), apart / jnp.sqrt(e)])
+    return jnp.stack([jnp.log(e), jnp.log(V), difference / jnp.sqrt(e)])

@@ -4,9 +4,9 @@ r"""Generalised approximate message passing on a data set: one engine for every 
     iterate     its steps (gamp_step.py) in the loop of core/driver.py. A run that converges where
                 the fixed point is unstable on the data goes on along the unstable direction; one
                 that diverges restarts with more damping (both outside jit)
-    finish      V that falls to zero is perfect recovery only if the estimate reproduces the labels;
-                a run of which a row has less in common with its spectral estimate than theory says,
-                or has learned less, gives back its start
+    finish      V that falls to zero is perfect recovery only if the estimate reproduces the labels.
+                If a row ends with less than half the overlap theory gives its spectral estimate,
+                the spectral start is returned
     best_end    of several starts, the end with the largest Bethe free entropy
 
 Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41); spectral, section 5].
@@ -83,8 +83,8 @@ _KNOWN = 0.02  # of S: a row of which less is known has no direction
 _AGREE = 0.9  # squared cosine of two estimates that are one (sound runs: above 0.998)
 _SAME = 1.0  # nats between ends that are the same
 _LOOPS = 3.0  # times their size: where free entropies tell ends apart (docs/print.md, section 4)
-# Of random starts of a matrix, of the order of its chance overlap: a smaller one grows far beyond
-# what it shares with the teacher (of 8 data sets of d = 60 none learned, then 3)
+# Sizes of random matrix starts, about the chance overlap. Smaller starts grew without the teacher:
+# 0 of 8 runs at d = 60 learned, with these 3 of 8.
 _MATRIX_SIZES = (0.1, 0.3)
 _FURTHER_SIZES = (0.3, 1.0)  # of random starts where ends disagree: larger ones end elsewhere
 _FAILED = (
@@ -415,8 +415,8 @@ def _teacher_signal(model: AbstractModel, data: Dataset) -> Array:
 
 
 def _labels_are_even(model: AbstractModel, fields_of_one: tuple[int, ...]) -> bool:
-    """Labels say nothing of W at first order, as far as their parity shows it; and the prior
-    neither."""
+    """True if labels carry no first-order signal of W, judged by parity, and the prior has mean
+    zero."""
     if not model.channel.drawable:
         return False
     centred = is_centred(model)  # outside jit one program
@@ -475,9 +475,9 @@ def _solve(
 ) -> Solution:
     """The end of a run, and of others with more damping while one diverges.
 
-    Where the end itself rests on a rescaling of the messages, which posterior means do not need, it
-    may be that of fluctuations: a run without calibration is the answer if it converges, and to a
-    larger free entropy. (Of `several` starts the ends are compared anyway.)
+    If the end depends on rescaled messages, the run is repeated without calibration; that end is
+    taken if it converged with a larger free entropy. (Of `several` starts the ends are compared
+    anyway.)
     """
     numbers = (problem.start.weights, start.side_information, problem.damping, problem.tolerance)
     valid = validate.valid((task.model, task.risk, numbers))
@@ -514,7 +514,7 @@ def _iterate(
     """One run to its end, and its solver, which starts anew where it goes on."""
     steps = problem.max_steps
     run = init_run(problem, steps // every)
-    # a run that has lost its start gives it back, not the end that it was kicked from
+    # a run that regressed returns the original start, not the state it was kicked from
     kicks, start = _KICKS, problem.start
     while True:
         run = run_solver(problem, run, steps, every=every, label=label)
