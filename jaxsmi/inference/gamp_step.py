@@ -10,10 +10,10 @@ posterior covariance C, and the variance of the fields V = C:
     b = operator.adjoint(g) + A W
     W, C = prior.posterior(b, A)
 
-At finite dimension three corrections are added, each written where it is computed: V is widened
-(`misfit`), A and b are calibrated (`calibration`), and steps are damped (`Damping`). At D → ∞ from
-a Bayes-consistent start nothing is corrected, and undamped message passing follows state evolution
-step by step: Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
+At finite dimension three corrections are added (corrections.py): V is widened (`misfit`), A and b
+are calibrated (`calibration`), and steps are damped (`Damping`). At D → ∞ from a Bayes-consistent
+start nothing is corrected, and undamped message passing follows state evolution step by step:
+Ŵ W*ᵀ/D ≈ Ŵ Ŵᵀ/D and C ≈ S - Ŵ Ŵᵀ/D along the run; both are in the history.
 
 The signal is W (P, D), or one matrix (1, rows, columns), whose entries take the place of D and
 whose fields are the entries of one small matrix a sample: the same contractions over the first
@@ -37,219 +37,17 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, Posterior, redraw_labels
+from jaxsmi.channels.base import Posterior
 from jaxsmi.core.arrays import PyTree, missing_array, missing_where, theory_dtype
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.driver import AbstractSolver
 from jaxsmi.core.results import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.validate import call_user_function
 from jaxsmi.design.designs import EVERYWHERE, SPREAD, AbstractOperator, on_devices
+from jaxsmi.inference.corrections import Damping, Draws, calibration, misfit, widened
 from jaxsmi.learners.base import AbstractResponder, BayesResponder
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.fixed_point import GeometricDecay, perron
-from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
-from jaxsmi.numerics.quadrature import quotient
-
-# Calibration and widening
-SIGNIFICANT = 3.0  # standard errors; usual: one of 370 steps is calibrated by chance
-_MAX_WIDENING = 1e6  # of one step; where V is rounding, the ratio of distances is infinite
-_MAX_SHARE = 0.999  # of S that V may reach; derived: Q = S - V stays positive
-# Damping, empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is free
-_TRACE_FALLS = 0.99  # tr C over its lowest
-_CHANGE_FALLS = 0.9  # ‖ΔŴ‖/‖Ŵ‖ over its smallest
-_ALIGNED = 0.5  # random changes of a large signal have a cosine of order 1/√D
-_STEPS_TO_DAMP = 8  # without progress
-_MAX_DAMPING = 1.0 - 0.5**3
-_STEPS_TO_FREE = 5  # in a row in which a direction grew
-
-
-def calibration(
-    b: Array, A: Array, noise: Array, second_moment: Array, significance: Array
-) -> tuple[Array, Array]:
-    """Calibrate the precision A and the fields b by the data.
-
-    Theory says b = A W* + A^{1/2} ξ. A random start breaks this: its overlap M is √D times off its
-    norm, and at finite D the mismatch grows with the signal. What holds off the Nishimori line too,
-    along each eigenvector u of A (eigenvalue a, s = uᵀSu), is
-
-        b = m W* + n^{1/2} ξ,   n = uᵀ(Σ g gᵀ/D)u
-
-    The data say T = uᵀb bᵀu/(nD) - 1 for the signal-to-noise ratio m²s/n instead of a s, with
-    standard error √(2/D)(1 + a s). Where the two differ by δ > 3 of these, b is rescaled to a
-    sufficient statistic of the assumed form:
-
-        a → a' = a + (1 - 9/δ²)(T/s - a) along u
-        b → (a'/n)^{1/2} b
-
-    T may be negative, but does not exclude a s below its own error at zero, 3 √(2/D): a' is at
-    least that or a, or a direction in which something tiny grows would be switched off.
-
-    Once a layer is learned (a s > 1) Σ g gᵀ is heavy-tailed, and theory's n = a is the better
-    noise: n → (n + a·as)/(1 + as).
-
-    Args:
-        b: Fields of the prior, (P, D).
-        A: Their precision as it was estimated, (P, P).
-        noise: Σ g gᵀ/D, (P, P).
-        second_moment: S of the prior, (P, P).
-        significance: Standard errors beyond which δ counts, here 3; infinite: nothing is rescaled.
-
-    Returns:
-        The calibrated A (P, P), and the matrix (P, P) that multiplies b and the Onsager term.
-
-    Source: derived for this library [theory: multi-index, Eqs. (38) to (41)].
-    """
-    D = b.shape[1]
-    a, vectors = jnp.linalg.eigh(A)
-    s = jnp.einsum("pk,pq,qk->k", vectors, second_moment, vectors)
-    n = jnp.einsum("pk,pq,qk->k", vectors, noise, vectors)
-    # an estimate of A need not be positive: such directions get no field at all
-    positive = (a > 0.0) & (n > 0.0)
-    a = jnp.where(positive, a, 1.0)
-    n = jnp.where(positive, n, 1.0)
-    n = (n + a * a * s) / (1.0 + a * s)
-    T = jnp.sum((vectors.T @ b) ** 2, axis=1) / (n * D) - 1.0
-    deviation = (T - a * s) / (jnp.sqrt(2.0 / D) * (1.0 + a * s))
-    # continuous in δ: what is within the error stays as it is
-    shrunk = 1.0 - (significance / deviation) ** 2
-    significant = jnp.where(jnp.abs(deviation) > significance, shrunk, 0.0)
-    least = jnp.minimum(a, significance * jnp.sqrt(2.0 / D) / s)
-    new = jnp.maximum(a + significant * (T / s - a), least)
-    scale = jnp.where(significant > 0.0, jnp.sqrt(new / n), 1.0)
-    new = jnp.where(positive, new, 0.0)
-    rescaling = (vectors * jnp.where(positive, scale, 1.0)) @ vectors.T
-    return (vectors * new) @ vectors.T, rescaling
-
-
-class Draws(NamedTuple):
-    """Standard normals for one label a sample: of its fields (N, P, M), and of its noise."""
-
-    normal: Array
-    noise: Array
-
-
-def draws(channel: AbstractChannel, samples: int, key: PRNGKeyArray) -> Draws:
-    """The numbers that `misfit` needs."""
-    field_key, noise_key = jax.random.split(key)
-    shape = (samples, channel.indices, channel.tokens)
-    normal = jax.random.normal(field_key, shape, theory_dtype())
-    noise = jax.random.normal(noise_key, (samples, channel.noise_size), theory_dtype())
-    return Draws(normal, noise)
-
-
-class Misfit(NamedTuple):
-    """The `ratio` of the distance of labels from those of ω to the one that V predicts, and the
-    `significance` of its distance from one, in standard errors."""
-
-    ratio: Array
-    significance: Array
-
-    @property
-    def excess(self) -> Array:
-        """The ratio where it is significantly above one, else one."""
-        return jnp.where(self.significance > SIGNIFICANT, jnp.maximum(self.ratio, 1.0), 1.0)
-
-
-def misfit(
-    channel: AbstractChannel,
-    labels: Array,
-    omega: Array,
-    V: Array,
-    draws: Draws,
-    operator: AbstractOperator,
-) -> Misfit:
-    """Compare labels (N, ...) with the law of the fields, z ~ N(ω, V), ω (N, P, M), V (P, P):
-
-        misfit = E_μ ‖y - link(ω)‖² / E_μ ‖y' - link(ω)‖²,   y' ~ p(y|z),  z = ω + V^{1/2} η
-
-    which is one where V is right (Nishimori). Above one by more than three standard errors V is too
-    small, and is multiplied by it (`widened`): a wrong estimate of small dimension then cannot talk
-    itself into perfect recovery.
-    """
-    predicted = jax.vmap(channel.link)(omega)
-
-    def distance(y: Array) -> Array:
-        return jnp.sum(((y - predicted) ** 2).reshape(len(omega), -1), axis=1)
-
-    measured = distance(labels)
-    believed = distance(redraw_labels(channel, omega, V, draws.normal, draws.noise))
-    difference = operator.mean(measured - believed)
-    variance = operator.mean((measured - believed) ** 2) - difference**2
-    error = jnp.sqrt(jnp.maximum(variance, 0.0) / operator.samples)
-    ratio = quotient(operator.mean(measured), operator.mean(believed))
-    return Misfit(ratio, quotient(difference, error))
-
-
-def widened(V: Array, second_moment: Array, excess: Array) -> Array:
-    """V times the excess misfit, below S."""
-    root = sqrt_psd(second_moment)
-    inverse = inverse_root(second_moment)
-    values, vectors = jnp.linalg.eigh(jnp.minimum(excess, _MAX_WIDENING) * (inverse @ V @ inverse))
-    capped = (vectors * jnp.minimum(values, _MAX_SHARE)) @ vectors.T
-    return jnp.where(excess > 1.0, root @ capped @ root, V)
-
-
-class Damping(eqx.Module):
-    """The damping d of a run, (W, C g) ← (1 - d) new + d old, and what it is chosen by. The memory
-    C g is damped, not C alone: a damped W is a mixture of past g, and its Onsager term must be the
-    same mixture [theory: multi-index, Eq. (41)].
-
-    At finite dimension an undamped run may wander around its fixed point for ever: for D = 1000
-    phase retrieval at α = 0.9, three runs of four. There damping ends the run and costs nothing; a
-    direction that grows has to do so at its full rate. A step makes progress where
-
-        C falls:              tr C < 0.99 × its lowest
-        the run converges:    ‖ΔŴ‖/‖Ŵ‖ < 0.9 × its smallest, since the damping was last changed
-        a direction grows:    cos(ΔŴ_t, ΔŴ_{t-1}) > 1/2
-
-    and after eight steps without progress 1 - d is halved, down to 1/8. Where ‖ΔŴ‖/‖Ŵ‖ rises while
-    steps are aligned, five steps in a row, a direction grows out of the fixed point of the others,
-    and 1 - d is doubled again. ΔŴ is the change that an undamped step would have made.
-
-    `value` d; `change` ΔŴ of the last step; `relative` ‖ΔŴ‖/‖Ŵ‖ without damping, and the
-    `smallest` of it; `lowest` tr C; `waited`: steps without progress; `risen`: steps in a row in
-    which a direction grew.
-    """
-
-    value: Array
-    change: Array
-    relative: Array
-    smallest: Array
-    lowest: Array
-    waited: Array
-    risen: Array
-
-    @classmethod
-    def start(cls, value: Array, weights: Array) -> Damping:
-        """Return the state before the first step."""
-        infinite = jnp.asarray(jnp.inf, value.dtype)
-        zero = jnp.zeros((), int)
-        return cls(value, jnp.zeros_like(weights), infinite, infinite, infinite, zero, zero)
-
-    def follow(self, change: Array, weights: Array, trace: Array, adaptive: bool) -> Damping:
-        """Choose the damping of the next step, after one that changed Ŵ by `change` to `weights`,
-        with this tr C; not `adaptive`: the damping stays."""
-        norm = jnp.linalg.norm(change)
-        relative = norm / (1.0 - self.value) / jnp.linalg.norm(weights)
-        aligned = jnp.sum(change * self.change) > _ALIGNED * norm * jnp.linalg.norm(self.change)
-        falls = trace < _TRACE_FALLS * self.lowest
-        converges = relative < _CHANGE_FALLS * self.smallest
-        waited = jnp.where(aligned | falls | converges, 0, self.waited + 1)
-        damps = (waited >= _STEPS_TO_DAMP) & (self.value < _MAX_DAMPING)
-        value = jnp.where(damps, jnp.minimum(0.5 + 0.5 * self.value, _MAX_DAMPING), self.value)
-        risen = jnp.where(aligned & (relative > self.relative), self.risen + 1, 0)
-        frees = risen >= _STEPS_TO_FREE
-        value = jnp.where(frees, jnp.maximum(2.0 * value - 1.0, 0.0), value)
-        return Damping(
-            value=value if adaptive else self.value,
-            change=change,
-            relative=relative,
-            smallest=jnp.where(damps, relative, jnp.minimum(relative, self.smallest)),
-            lowest=jnp.minimum(trace, self.lowest),
-            waited=jnp.where(damps, 0, waited),
-            risen=jnp.where(frees, 0, risen),
-        )
-
 
 _MAX_GROWTH = 1e6  # of |W|² at the start: a minimiser has no other bound
 _MAX_NORM = 10.0  # of tr S: the posterior mean of Bayes is below one of it
@@ -318,7 +116,7 @@ class GampState(eqx.Module):
     """State after a step, which `record` functions receive and `smi.gamp(start=state)` continues.
 
     `weights` Ŵ (P, D), `covariance` C (P, P), `onsager` (N, P, M), the Onsager term C g
-    that the next ω loses, `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P), `step`, the
+    subtracted from the next ω, `g` (N, P, M), `omega` (N, P, M), `precision` A (P, P), `step`, the
     number of steps taken.
     """
 
@@ -332,12 +130,11 @@ class GampState(eqx.Module):
 
     @classmethod
     def start(cls, weights: Array, covariance: Array, fields: tuple[int, ...]) -> GampState:
-        """Start from weights and a covariance; fields (N, P, M) that nothing is known
-        of."""
-        nothing = jnp.zeros(fields, weights.dtype)
+        """Start from weights and a covariance; all other messages are zero."""
+        zero = jnp.zeros(fields, weights.dtype)
         no_precision = jnp.zeros_like(covariance)
         step = jnp.zeros((), int)
-        return cls(weights, covariance, nothing, nothing, nothing, no_precision, step)
+        return cls(weights, covariance, zero, zero, zero, no_precision, step)
 
 
 class SideInformation(NamedTuple):
@@ -594,7 +391,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
             return None
         # 1: a stream of its own
         key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), 1)
-        return draws(self.observations.model.channel, self.observations.data.samples, key)
+        return Draws.of(self.observations.model.channel, self.observations.data.samples, key)
 
     def _device_step(
         self, state: GampState, damping: Array, numbers: Draws | None
@@ -693,9 +490,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
     ) -> FieldUpdate:
         """Compute fields, posterior and back-projection of an estimate.
 
-        Inputs that are drawn again are drawn once, for ω and for Σ g x/√D: of labels that V
-        explains these are the answer; else V is widened by what all ω say, and they are drawn a
-        second time.
+        Regenerated inputs are read once for ω and Σ g x/√D. If the misfit then widens V, a second
+        pass uses the wider V.
         """
         model = self.observations.model
         key = jax.random.fold_in(self.key, state.step)

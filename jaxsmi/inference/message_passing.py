@@ -34,8 +34,8 @@ from jaxsmi.core.options import Bayes, Iteration, Record, Start
 from jaxsmi.core.results import RUNNING, Result
 from jaxsmi.core.solution import Ends, LearnerSolution, Solution
 from jaxsmi.core.validate import check
+from jaxsmi.inference.corrections import SIGNIFICANT
 from jaxsmi.inference.gamp_step import (
-    SIGNIFICANT,
     Bethe,
     GampIteration,
     GampLoopState,

@@ -8,7 +8,7 @@ import pytest
 import jaxsmi as smi
 from helpers import result
 from jaxsmi import Result
-from jaxsmi.inference.gamp_step import draws, misfit, widened
+from jaxsmi.inference.corrections import Draws, misfit, widened
 
 KEY = jax.random.key(0)
 N, D = 4000, 200
@@ -29,7 +29,7 @@ def measured(model, believed, true=0.4):
     normal = jax.random.normal(jax.random.key(1), z.shape)
     omega = (1.0 - true) * z + jnp.sqrt(true * (1.0 - true) * rho) * normal
     V = believed * rho * jnp.eye(model.indices)
-    numbers = draws(model.channel, N, jax.random.key(2))
+    numbers = Draws.of(model.channel, N, jax.random.key(2))
     return misfit(model.channel, data.labels, omega, V, numbers, model.design.operator(data.inputs))
 
 
