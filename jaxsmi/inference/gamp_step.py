@@ -379,7 +379,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         return on_devices(
             GampIteration._device_step,
             self.observations.mesh,
-            (self, state, damping, self._draws(state)),
+            (self, state, self._draws(state), damping),
             _of_samples,
             (spread, (EVERYWHERE, EVERYWHERE)),
         )
@@ -394,7 +394,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         return Draws.of(self.observations.model.channel, self.observations.data.samples, key)
 
     def _device_step(
-        self, state: GampState, damping: Array, numbers: Draws | None
+        self, state: GampState, numbers: Draws | None, damping: Array
     ) -> tuple[GampState, tuple[Array, Array]]:
         """`_step`, as one device sees it."""
         operator = self.observations.operator
@@ -452,7 +452,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
         Source: [Rangan11], [theory: multi-index, Eqs. (41a), (41b)].
         """
-        arguments = (self, state, None, self._draws(state))
+        arguments = (self, state, self._draws(state))
         mesh = self.observations.mesh
         everywhere = (EVERYWHERE,) * 4
         return Bethe(
@@ -460,7 +460,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         )
 
     def _device_bethe(
-        self, state: GampState, _: None, numbers: Draws | None
+        self, state: GampState, numbers: Draws | None
     ) -> tuple[Array, Array, Array, Array]:
         """`bethe`, as one device sees it."""
         operator = self.observations.operator
@@ -539,11 +539,9 @@ class GampIteration(AbstractSolver[GampLoopState]):
         return operator.alpha * self.observations.model.channel.expected(Q, V, self.key)
 
 
-def _of_samples(
-    arguments: tuple[GampIteration, GampState, Array | None, Draws | None],
-) -> list[Array]:
-    """The arrays that have a leading axis of samples."""
-    problem, state, _, numbers = arguments
+def _of_samples(arguments: tuple[Any, ...]) -> list[Array]:
+    """The arrays with a leading axis of samples, of a problem, a state and random numbers."""
+    problem, state, numbers, *_ = arguments
     fields = [x for s in (problem.start, state) for x in (s.onsager, s.g, s.omega)]
     drawn = [] if numbers is None else [*numbers]
     return [*problem.observations.of_samples, *fields, *drawn]

@@ -223,12 +223,8 @@ def gamp(
     several, ends = len(rest) > 1, {}
     while rest:
         place, weights = rest.pop(0)
-        solver = _solver(task, data, key, start, weights, len(ends), iteration)
-        solver = dataclasses.replace(solver, record=function)
-        if several and task.risk is None and solver.spectral is None:
-            # the estimate of a random start is zero: all are one program
-            none = jnp.zeros_like(solver.start.weights)
-            solver = dataclasses.replace(solver, spectral=none)
+        number = len(ends) if several else None
+        solver = _solver(task, data, key, start, weights, number, iteration, function)
         task = task._replace(model=solver.observations.model)
         ends[place] = _solve(solver, task, start, every, label, key, several)
         if default and len(ends) == 2 and _disagree([*ends.values()]):
@@ -256,26 +252,31 @@ def _solver(
     key: PRNGKeyArray,
     start: Start,
     weights: Any,
-    number: int,
+    number: int | None,
     iteration: Iteration,
+    record: Callable[[GampState], PyTree] | None,
 ) -> GampIteration:
-    """The solver of one of several starts, from validated arguments."""
+    """The solver of a start, from validated arguments; `number`: of several, as they run."""
     # another stream than that of `sample`: with one key for both, the start would be the teacher
     of_start = jax.random.fold_in(key, _OTHER_STARTS + number) if number else key
     *start_keys, _ = _streams(of_start)
     begin = _begin(task, data, start_keys, weights, start)
+    spectral = begin.spectral
+    if number is not None and task.risk is None and spectral is None:
+        # the estimate of a random start is zero: all are one program
+        spectral = jnp.zeros_like(begin.state.weights)
     tolerance = _TOLERANCE if iteration.tolerance is None else iteration.tolerance
     return GampIteration(
         observations=begin.observations,
         learner=task.responder(begin.observations.model),
         start=begin.state,
-        spectral=begin.spectral,
+        spectral=spectral,
         side=begin.side,
         damping=jnp.asarray(task.dampings[0], theory_dtype()),
         tolerance=jnp.asarray(tolerance, theory_dtype()),
         significance=jnp.asarray(SIGNIFICANT, theory_dtype()),
         key=_streams(key)[-1],
-        record=None,
+        record=record,
         precision=task.precision,
         calibrate=task.calibrate,
         adaptive=task.adaptive,
@@ -599,6 +600,7 @@ def _finish(
         **numbers,
         **others,
         stderr=jnp.zeros_like(Q),
+        # by the operator, from shapes: the ratios of the model are traced here
         alpha=jnp.asarray(model.design.operator(data.inputs).alpha, Q.dtype),
         steps=end.state.state.step,
         residual=end.state.residual,
