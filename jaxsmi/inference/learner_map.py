@@ -321,14 +321,14 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         size = typical_ridge(ridge)
         if not 0.0 < size < _EASY_RIDGE or int(run.result) != Result.MAX_STEPS:
             return run
+        # steps and history are those at the ridge itself, the last one
         x, last = start, _EASY_RIDGE
         for larger in np.geomspace(_EASY_RIDGE, size, _RIDGES):
             # V is of the order 1/λ where labels can be fitted, and stays there
             x = eqx.tree_at(lambda x: x.covariance, x, x.covariance * last / larger)
             problem = eqx.tree_at(lambda p: p.learner.ridge, self, ridge * (larger / size))
-            end, last = problem.iterate(x, settings), larger
-            run = Run(end.state, run.step + end.step, end.result, end.history)
-            x = end.state.x
+            run = problem.iterate(x, settings)
+            x, last = run.state.x, larger
         return run
 
     def end(self, run: Run[AndersonState]) -> End:
