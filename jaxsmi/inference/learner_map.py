@@ -27,7 +27,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, frozen, missing, nan_unless
 from jaxsmi.core.driver import Run
 from jaxsmi.core.options import Start
-from jaxsmi.core.results import Result
+from jaxsmi.core.results import Result, choose
 from jaxsmi.core.solution import LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.label_averages import LabelAverages, LearnerAverages
@@ -389,14 +389,17 @@ def end_code(
     # on a finite number of points the map of a loss with kinks jumps: x is an end where its
     # distance to the fixed point is within its statistical error
     success = (run.result == Result.SUCCESS) | steady & (run.result == Result.MAX_STEPS)
-    result = jnp.where(success, int(Result.SUCCESS), run.result)
     regularity = learner.regularity
     jumps = regularity.jumps & _differ(answers, _SIGNIFICANT)
     # of a convex loss at most one: above it is an error of the sampled averages
     broken = (stability >= 1.0) & (not regularity.convex)
     missed = answers.residual > learner.tolerance
-    code = jnp.where(success & missed, Result.INACCURATE, result)
-    return jnp.where(success & (broken | jumps), Result.UNSTABLE, code)
+    return choose(
+        (success, Result.SUCCESS),
+        (success & missed, Result.INACCURATE),
+        (success & (broken | jumps), Result.UNSTABLE),
+        start=run.result,
+    )
 
 
 def within(distance: Numbers, spread: Numbers, names: Iterable[str]) -> Array:

@@ -48,7 +48,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, frozen, missing, missing_array, nan_unless, theory_dtype
 from jaxsmi.core.driver import Run
-from jaxsmi.core.results import Result
+from jaxsmi.core.results import Result, choose
 from jaxsmi.core.validate import check
 from jaxsmi.inference.label_averages import LabelAverages, LearnerAverages
 from jaxsmi.inference.learner_map import (
@@ -170,8 +170,7 @@ def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
     # where all is recovered any number at which the map is finite will do
     x = jnp.where(recovered, lowest, x)
     # beyond the largest precision without recovery, V is only known to be as small
-    code = jnp.where(beyond, Result.INACCURATE, Result.SUCCESS)
-    code = jnp.where(recovered, Result.RECOVERED, code)
+    code = choose((beyond, Result.INACCURATE), (recovered, Result.RECOVERED), start=Result.SUCCESS)
     history = {}
     if steps:
         key = jax.random.key(0)  # closed forms have no random points

@@ -31,7 +31,7 @@ from jaxsmi.core.arrays import PyTree, concrete, missing, missing_array, theory_
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
-from jaxsmi.core.results import RUNNING, Result
+from jaxsmi.core.results import RUNNING, Result, choose
 from jaxsmi.core.solution import Ends, LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.corrections import SIGNIFICANT
@@ -240,7 +240,7 @@ def _blame_inputs(end: Solution) -> Solution:
     fine = code == Result.INVALID
     if isinstance(end, LearnerSolution) and end.gradient_norm is not None:
         fine = fine | (code == Result.SUCCESS) & jnp.isfinite(end.gradient_norm)
-    return dataclasses.replace(end, result=jnp.where(fine, code, int(Result.INPUTS)))
+    return dataclasses.replace(end, result=jnp.where(fine, code, Result.INPUTS))
 
 
 # Prepare
@@ -565,12 +565,14 @@ def _finish(
     state, code, history = end.state.state, end.result, end.history
     if problem.learner.bayes:
         unstable = (code == Result.SUCCESS) & (bethe.stability > 1.0)
-        code = jnp.where(unstable, int(Result.UNSTABLE), code)
-        code = jnp.where(_overconfident(problem, end), int(Result.OVERCONFIDENT), code)
+        overconfident = _overconfident(problem, end)
+        code = choose(
+            (unstable, Result.UNSTABLE), (overconfident, Result.OVERCONFIDENT), start=code
+        )
     broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
     if problem.spectral is not None:
         lost = _regressed(problem.spectral, state.weights) & ~broken
-        code = jnp.where(lost, int(Result.REGRESSED), code)
+        code = jnp.where(lost, Result.REGRESSED, code)
         state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
     weights = state.weights
     overlaps = model.metric.overlaps(weights, data.teacher)
@@ -579,7 +581,7 @@ def _finish(
         last = jnp.sum(jnp.isfinite(history["step"])) - 1
         returned = {**overlaps, "covariance": state.covariance}
         history = history | {k: history[k].at[last].set(x) for k, x in returned.items()}
-    code = jnp.where(valid, code, int(Result.INVALID))
+    code = jnp.where(valid, code, Result.INVALID)
     masked = lambda x: jnp.where(valid, x, missing())
     failed = ~valid | broken  # a broken run keeps its history and its last finite state
     Q = overlaps["overlap"]
@@ -687,7 +689,7 @@ def best_end(solutions: list[Solution]) -> Solution:
     close = gap < _LOOPS * (loops[best] + loops)
     alone = jnp.sum((ends.agreement[best] >= _AGREE) & jnp.isfinite(nats)) < 2
     ambiguous = (end.result == Result.SUCCESS) & jnp.any(rival & (close | alone))
-    code = jnp.where(ambiguous, int(Result.AMBIGUOUS), end.result)
+    code = jnp.where(ambiguous, Result.AMBIGUOUS, end.result)
     return dataclasses.replace(end, result=code, ends=ends)
 
 
