@@ -70,6 +70,14 @@ class Moves(NamedTuple):
     each: PyTree
 
 
+class Bars(NamedTuple):
+    """Errors of numbers: their `spread` between the rules of an average, and what the `distance` of
+    x from its fixed point makes of them."""
+
+    spread: Numbers
+    distance: Numbers
+
+
 Push = Callable[[PyTree], tuple[PyTree, Numbers]]
 
 
@@ -100,11 +108,8 @@ class AbstractLearnerMap(AbstractOrderMap):
     def observed(self, x: PyTree) -> Numbers:
         """The record of a step."""
 
-    def _bars(
-        self, x: PyTree, value: Moves, numbers: Moves, push: Push, J: Array
-    ) -> tuple[Numbers, Numbers]:
-        """Errors of all numbers at x: by the spread of the rules of an average, and by the distance
-        of x from its fixed point.
+    def _bars(self, x: PyTree, value: Moves, numbers: Moves, push: Push, J: Array) -> Bars:
+        """Errors of all numbers at x.
 
         Args:
             x: Order parameters.
@@ -125,7 +130,8 @@ class AbstractLearnerMap(AbstractOrderMap):
         moved = jax.vmap(carried)(gaps(value.each, value.mean), gaps(numbers.each, numbers.mean))
         # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
         nothing = jax.tree.map(jnp.zeros_like, numbers.mean)
-        return jax.tree.map(standard_error, moved), carried(gaps(value.mean, x), nothing)
+        distance = carried(gaps(value.mean, x), nothing)
+        return Bars(jax.tree.map(standard_error, moved), distance)
 
     def named(self, x: PyTree) -> Numbers:
         """Order parameters that are numbers of a solution themselves."""
@@ -350,12 +356,8 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         replicon = jnp.einsum("abcd,cdef->abef", squared, answers.squared)
         stability = fixed_point.perron_value(replicon)
 
-        spread, rest = self._bars(x, Moves(value, values), Moves(measured, each), push, J)
-        errors = jax.tree.map(jnp.hypot, spread, rest)
-
-        code = end_code(run, self.learner, answers, stability, within(rest, spread, vars(x)))
-        sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)
-        errors = jax.tree.map(lambda e: jnp.where(sound, e, missing()), errors)
+        bars = self._bars(x, Moves(value, values), Moves(measured, each), push, J)
+        code, errors = judged(run, self.learner, answers, stability, bars, vars(x))
         fields = {
             "spectral_radius": spectral_radius(J),
             "stability": stability,
@@ -378,34 +380,38 @@ def typical_ridge(ridge: Array) -> float:
     return 0.0 if np.any(values == 0.0) else float(1.0 / np.mean(1.0 / values))
 
 
-def end_code(
+def judged(
     run: Run[AndersonState],
     learner: AbstractIndexLearner,
     answers: LearnerAverages,
     stability: Array,
-    steady: Array,
-) -> Array:
-    """UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed."""
+    bars: Bars,
+    names: Iterable[str],
+) -> tuple[Array, Numbers]:
+    """The code of an end and the errors of its numbers, NaN where it is no fixed point; `names`: of
+    the numbers whose distance from the fixed point decides whether a run has reached it.
+
+    UNSTABLE where replicas break their symmetry, INACCURATE where minima were missed.
+    """
     # on a finite number of points the map of a loss with kinks jumps: x is an end where its
     # distance to the fixed point is within its statistical error
+    inside = [jnp.all(jnp.abs(bars.distance[name]) <= bars.spread[name]) for name in names]
+    steady = jnp.all(jnp.stack(inside))
     success = (run.result == Result.SUCCESS) | steady & (run.result == Result.MAX_STEPS)
     regularity = learner.regularity
     jumps = regularity.jumps & _differ(answers, _SIGNIFICANT)
     # of a convex loss at most one: above it is an error of the sampled averages
     broken = (stability >= 1.0) & (not regularity.convex)
     missed = answers.residual > learner.tolerance
-    return choose(
+    code = choose(
         (success, Result.SUCCESS),
         (success & missed, Result.INACCURATE),
         (success & (broken | jumps), Result.UNSTABLE),
         start=run.result,
     )
-
-
-def within(distance: Numbers, spread: Numbers, names: Iterable[str]) -> Array:
-    """Every entry of the distances of these numbers is within its spread."""
-    inside = [jnp.all(jnp.abs(distance[name]) <= spread[name]) for name in names]
-    return jnp.all(jnp.stack(inside))
+    sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE) | (code == Result.INACCURATE)
+    error = lambda a, b: jnp.where(sound, jnp.hypot(a, b), missing())
+    return code, jax.tree.map(error, bars.spread, bars.distance)
 
 
 def _aligned(indices: int, S: Array) -> Array:

@@ -46,7 +46,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, frozen, missing, missing_array, nan_unless, theory_dtype
+from jaxsmi.core.arrays import concrete, frozen, missing_array, nan_unless, theory_dtype
 from jaxsmi.core.driver import Run
 from jaxsmi.core.results import Result, choose
 from jaxsmi.core.validate import check
@@ -56,8 +56,7 @@ from jaxsmi.inference.learner_map import (
     AbstractLearnerMap,
     Moves,
     averages_of,
-    end_code,
-    within,
+    judged,
 )
 from jaxsmi.inference.order_map import (
     AbstractOrderMap,
@@ -456,13 +455,9 @@ class MatrixLearnerMap(AbstractLearnerMap):
             still = jax.tree.map(lambda a: jnp.zeros((len(off.train), *a.shape)), self.observed(x))
             each = jax.tree.map(jnp.add, numbers, changes | still)
             moves = Moves(value, value + shifts)
-            spread, rest = self._bars(x, moves, Moves(numbers, each), push, J)
-            errors = jax.tree.map(jnp.hypot, spread, rest)
-            steady = within(rest, spread, ("error", "covariance", "overlap"))
-            code = end_code(run, self.labels.learner, answers, stability, steady)
-            sound = (code == Result.SUCCESS) | (code == Result.UNSTABLE)
-            sound = sound | (code == Result.INACCURATE)
-            errors = jax.tree.map(lambda e: jnp.where(sound, e, missing()), errors)
+            bars = self._bars(x, moves, Moves(numbers, each), push, J)
+            names = ("error", "covariance", "overlap")
+            code, errors = judged(run, self.labels.learner, answers, stability, bars, names)
             state, jumps = answers, answers.other_minimum
         fields = {
             "spectral_radius": spectral_radius(J),
