@@ -24,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, frozen, missing, nan_unless
+from jaxsmi.core.arrays import PyTree, concrete, frozen, missing, missing_array, nan_unless
 from jaxsmi.core.driver import Run
 from jaxsmi.core.options import Start
 from jaxsmi.core.results import Result, choose
@@ -358,6 +358,16 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
         bars = self._bars(x, Moves(value, values), Moves(measured, each), push, J)
         code, errors = judged(run, self.learner, answers, stability, bars, vars(x))
+        if self.learner.penalty is None:
+            # a posterior minimises no risk: zeros stand for its losses in all averages
+            unknown = lambda a: missing_array(a.shape, a.dtype)
+            losses = lambda a: (a.train_loss, a.test_loss, a.envelope)
+            answers = eqx.tree_at(losses, answers, replace_fn=unknown)
+            names = ("train_loss", "test_loss", *self.stationary)
+            measured, errors = (
+                numbers | {name: unknown(numbers[name]) for name in names}
+                for numbers in (measured, errors)
+            )
         fields = {
             "spectral_radius": spectral_radius(J),
             "stability": stability,

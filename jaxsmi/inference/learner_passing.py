@@ -76,22 +76,28 @@ def learner_task(model: AbstractModel, learner: Any) -> Task:
 
 
 class _IndexRisk(eqx.Module):
-    """R of a loss of fields."""
+    """R of a loss of fields; unknown for a posterior, which has none."""
 
     learner: AbstractIndexLearner
 
     def __call__(self, W: Array, data: Dataset) -> dict[str, Any]:
-        learner = self.learner
+        learner, D = self.learner, data.dimension
+        directions = data.directions
+        B = None if directions is None else W @ directions.T / D
+        penalty = learner.penalty
+        if penalty is None:
+            none = missing_array((), W.dtype)
+            names = ("train_loss", "energy", "gradient_norm")
+            return dict.fromkeys(names, none) | {"direction_overlap": B}
         operator = learner.network.design.operator(data.inputs)
         loss = lambda fields, label: learner.losses(fields[None], label[None])[0]
         losses, slope = jax.vmap(jax.value_and_grad(loss))(operator.forward(W), data.labels)
-        gradient = learner.subgradient(W, operator.adjoint(slope))
-        D = data.dimension
+        gradient = penalty.subgradient(W, operator.adjoint(slope))
         return {
             "train_loss": jnp.mean(losses),
-            "energy": (jnp.sum(losses) + learner.penalty(W)) / D,
+            "energy": (jnp.sum(losses) + penalty(W)) / D,
             "gradient_norm": jnp.sqrt(jnp.sum(gradient**2) / D),
-            "direction_overlap": None if data.directions is None else W @ data.directions.T / D,
+            "direction_overlap": B,
         }
 
 

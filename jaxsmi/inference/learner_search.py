@@ -121,7 +121,7 @@ def global_minimum(
     # last: the examination of a loss (smooth, convex) takes seconds
     student, teacher = learner_of(learner, model)
     allowed = "smi.Erm(..): the posterior of another model has no energy"
-    check(jnp.all(jnp.isfinite(student.ridge)), "learner", learner, allowed)
+    check(student.penalty is not None, "learner", learner, allowed)
     settings = {"learner": student, "averages": averages, "iteration": iteration}
     reached: list[LearnerSolution] = []
     missed: list[LearnerSolution] = []

@@ -1,11 +1,11 @@
 """Learners other than the Bayes-optimal one.
 
-base: the interfaces, and the responders of message passing. erm: the risk R(W) with a ridge.
-mismatched: the posterior mean of another model. losses: losses by name. penalties: l1 and bounds.
-learned_spectrum: the spectrum of a learned matrix as D → ∞.
+base: the interfaces, and the responders of message passing. erm: the risk R(W); penalties: its
+ridge, l1 norm and bounds; losses: losses by name. mismatched: the posterior mean of another model.
 The proximal point is in channels/proximal.py, state evolution in inference/learner_map.py
 [theory: empirical-risk, Eqs. (1) to (15)]. matrix_erm: the risk of one matrix, with a nuclear norm;
-its theory is in inference/matrix_map.py [theory: empirical-risk, Eqs. (24) to (31)].
+its theory is in inference/matrix_map.py [theory: empirical-risk, Eqs. (24) to (31)];
+learned_spectrum: the spectrum of what it learns.
 """
 
 from jaxsmi.learners import losses

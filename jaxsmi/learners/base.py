@@ -24,7 +24,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.proximal import Law, ProximalOutput
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import missing_array
+from jaxsmi.core.arrays import missing_array, theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.index import IndexModel
@@ -83,7 +83,7 @@ class TeacherLaw(eqx.Module):
 class WeightAverages(eqx.Module):
     """Averages over the field b of the weights: the next `overlaps`; `squared` E[C ⊗ C]
     (P, P, P, P), C = ∂_b f, the map X ↦ E C X C; and the `penalty` of an entry, of a ridge
-    ½ E λ‖f‖², NaN of a posterior."""
+    ½ E λ‖f‖², zero of a posterior."""
 
     overlaps: OrderParameters
     squared: Array
@@ -154,6 +154,29 @@ class BayesResponder(AbstractModelResponder):
     student: AbstractModel
 
 
+class AbstractPenalty(eqx.Module):
+    """A penalty of weights W (P, D), as a sum over their columns."""
+
+    @abc.abstractmethod
+    def __call__(self, weights: Array) -> Array:
+        """Sum the penalty of all weights."""
+
+    @abc.abstractmethod
+    def responses(self, b: Array, A: Array) -> tuple[Array, Array]:
+        """Return the weights (P, D) from their field b (P, D) of precision A (P, P), and C = ∂_b f
+        of each column, (D, P, P), or (1, P, P) if it is that of all; NaN where the sum of penalty
+        and ½ w A w is not convex."""
+
+    @abc.abstractmethod
+    def subgradient(self, weights: Array, slope: Array) -> Array:
+        """Return the smallest subgradient of loss and penalty, `slope` the gradient of the loss:
+        zero at the minimum."""
+
+    @abc.abstractmethod
+    def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
+        """See `AbstractIndexLearner.weight_averages`."""
+
+
 class AbstractLearner(eqx.Module):
     """A learner other than the Bayes-optimal one: `Erm`, `Mismatched`, or `MatrixErm`."""
 
@@ -194,7 +217,7 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         del labels
 
     def losses(self, fields: Array, labels: Array) -> Array:
-        """Return ℓ_y(z) of a batch of fields (n, P, M); NaN for a posterior."""
+        """Return ℓ_y(z) of a batch of fields (n, P, M); zero for a posterior."""
         # by the loss of predictions: one definition of ℓ for training and for message passing
         return self.test_loss(jax.vmap(self.network.link)(fields), labels)
 
@@ -202,16 +225,13 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
 
     @property
     def ridge(self) -> Array:
-        """λ, the weight of the ridge, one or (D,) of the columns; NaN for a posterior."""
-        return jnp.asarray(jnp.nan)
+        """λ, the weight of the ridge, one or (D,) of the columns; zero for a posterior."""
+        return jnp.zeros((), theory_dtype())
 
-    def penalty(self, weights: Array) -> Array:
-        """½ Σ_i λ_i ‖W_i‖² of weights (P, D); NaN for a posterior."""
-        return 0.5 * jnp.sum(self.ridge * weights**2)
-
-    def subgradient(self, weights: Array, slope: Array) -> Array:
-        """The smallest subgradient of loss and penalty, `slope` the gradient of the loss."""
-        return slope + self.ridge * weights
+    @property
+    def penalty(self) -> AbstractPenalty | None:
+        """The penalty of the risk; None for a posterior, which minimises no risk."""
+        return None
 
     @property
     def regularity(self) -> Regularity:
@@ -219,9 +239,9 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
         return Regularity()
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
-        """Return the loss (n,) of predictions on labels; NaN for a posterior."""
+        """Return the loss (n,) of predictions on labels; zero for a posterior."""
         del labels
-        return jnp.full(len(outputs), jnp.nan)
+        return jnp.zeros(len(outputs), outputs.dtype)
 
     @abc.abstractmethod
     def respond_to_teacher(

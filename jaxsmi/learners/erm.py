@@ -3,14 +3,10 @@ r"""Empirical risk minimisation: a student, a loss and a penalty.
 Equations here [Cui24; theory: empirical-risk, Eqs. (1), (3) to (5), (8)]:
 
     R(W) = Σ_μ ℓ(link(W x_μ/√D), y_μ) + (λ/2) ‖W‖²
-    g, ∂g: the proximal channel (channels/proximal.py);   W = (λ + A)^{-1} b,   C = (λ + A)^{-1}
+    g, ∂g: the proximal channel (channels/proximal.py);   W, C: the penalty (learners/penalties.py)
 
-and with a ridge λ_i of each column, as a ridge on weights of features with a covariance is in the
-coordinates of `data.whiten` [theory: empirical-risk, Eq. (32)],
-
-    W_i = (λ_i + A)^{-1} b_i,   C = (1/D) Σ_i (λ_i + A)^{-1}
-
-An l1 norm and bounds of the weights of one index are in learners/penalties.py.
+A ridge on weights of features with a covariance is one of each column, λ_i, in the coordinates of
+`data.whiten` [theory: empirical-risk, Eq. (32)].
 """
 
 from __future__ import annotations
@@ -35,10 +31,8 @@ from jaxsmi.core.arrays import (
     as_module,
     check_closure,
     concrete,
-    missing,
     missing_array,
     nan_unless,
-    symmetric,
     theory_dtype,
 )
 from jaxsmi.core.data import Dataset
@@ -46,18 +40,16 @@ from jaxsmi.core.validate import NON_NEGATIVE, check
 from jaxsmi.learners import losses
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
+    AbstractPenalty,
     Conjugates,
     Law,
-    OrderParameters,
     Regularity,
     TeacherLaw,
     WeightAverages,
     check_columns,
-    linear_weight_averages,
 )
-from jaxsmi.learners.penalties import Penalty
+from jaxsmi.learners.penalties import BoundedPenalty, Ridge
 from jaxsmi.models.index import IndexModel
-from jaxsmi.numerics.linear_algebra import solve_definite
 from jaxsmi.priors.iid import squares
 
 Prox = Callable[[Array, Array, Array], Array]
@@ -211,7 +203,7 @@ class Erm(AbstractIndexLearner):
         student = model if self.student is None else self.student
         allowed = f"a student of {model.channel.tokens} tokens, as many as the model has"
         check(student.tokens == model.channel.tokens, "student", student.tokens, allowed)
-        if self._kinked is not None:
+        if self._kinked:
             name = "bounds" if self.l1 is None else "l1"
             allowed = "None, as the student has several indices or a ridge of each column"
             one = student.indices == 1 and self.ridge.ndim == 0
@@ -287,79 +279,40 @@ class Erm(AbstractIndexLearner):
     # The penalty
 
     @property
-    def _kinked(self) -> Penalty | None:
-        """The penalty of one index, if it is more than a ridge."""
-        if self.l1 is None and self.bounds is None:
-            return None
+    def penalty(self) -> AbstractPenalty:
+        """The penalty of weights (P, D): `penalty(W)`, infinite out of bounds."""
+        if not self._kinked:
+            return Ridge(self.ridge)
         l1 = jnp.zeros_like(self.ridge) if self.l1 is None else self.l1
         bounds = (-jnp.inf, jnp.inf) if self.bounds is None else self.bounds
         low, high = (jnp.asarray(end, self.ridge.dtype) for end in bounds)
-        return Penalty(self.ridge, l1, low, high)
+        return BoundedPenalty(self.ridge, l1, low, high)
+
+    @property
+    def _kinked(self) -> bool:
+        """The penalty is more than a ridge."""
+        return not (self.l1 is None and self.bounds is None)
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """Return W and C; of a ridge (λ + A)^{-1} b and (λ + A)^{-1}, NaN where λ + A is not
-        positive definite. Where columns differ C is the average."""
+        """Return W and C, the average over columns; of a ridge (λ + A)^{-1} b and (λ + A)^{-1}, NaN
+        where λ + A is not positive definite."""
         self._check_columns(b.shape[1])
-        if self._kinked is not None:
-            W, slope = self._kinked.posterior(b, A[0, 0])
-            return W, jnp.mean(slope)[None, None]
-        C = self._inverses(A)
-        # one C of all columns is a product with a matrix
-        W = C[0] @ b if len(C) == 1 else jnp.einsum("dpq,qd->pd", C, b)
+        W, C = self.penalty.responses(b, A)
         return W, jnp.mean(C, 0)
 
     def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
         """See `AbstractResponder.bethe_terms`."""
-        kinked = self._kinked
-        if kinked is None:
-            C = self._inverses(A)
-        else:  # ∂_b f varies from entry to entry
-            C = kinked.posterior(b, A[0, 0])[1].reshape(-1, 1, 1)
+        C = self.penalty.responses(b, A)[1]
         return missing_array((), C.dtype), squares(C)
-
-    def penalty(self, weights: Array) -> Array:
-        """See `AbstractIndexLearner.penalty`; infinite out of bounds."""
-        kinked = self._kinked
-        return super().penalty(weights) if kinked is None else kinked(weights)
-
-    def subgradient(self, weights: Array, slope: Array) -> Array:
-        """See `AbstractIndexLearner.subgradient`."""
-        kinked = self._kinked
-        if kinked is None:
-            return super().subgradient(weights, slope)
-        return kinked.residual(weights, slope)
 
     def _check_columns(self, dimension: int) -> None:
         """Raise a ValueError for a ridge of each of another number of columns."""
         fits = self.ridge.ndim == 0 or self.ridge.size == dimension
         check(fits, "ridge", self.ridge, f"a number, or an array ({dimension},)")
 
-    def _inverses(self, A: Array) -> Array:
-        """Return (λ_i I + A)^{-1} (D, P, P), or (1, P, P) for one ridge."""
-        identity = jnp.eye(len(A), dtype=A.dtype)
-        shifted = jnp.reshape(self.ridge, (-1, 1, 1)) * identity + symmetric(A)
-        inverses, definite = jax.vmap(lambda B: solve_definite(B, identity))(shifted)
-        # NaN for a matrix that is not positive definite, and the run says so
-        return jnp.where(definite[:, None, None], symmetric(inverses), missing())
-
     def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
-        """Average in closed form: of a ridge only second moments of the teacher enter."""
-        if self._kinked is None:
-            C = self._inverses(conjugates.precision)
-            return linear_weight_averages(C, self.ridge, conjugates, teacher)
-        allowed = "a learner with a ridge only, as the inputs have fixed directions"
-        check(teacher.direction_gram.size == 0, "learner", self, allowed)
-        law = teacher.prior.column(len(teacher.second_moment))
-        A, noise = conjugates.precision[0, 0], conjugates.noise[0, 0]
-        field = (conjugates.signal[0], noise, law.log_weight, law.mean, law.covariance)
-        average = self._kinked.averages(A, *field)
-        square = lambda x: x[None, None]
-        nothing = jnp.zeros_like(conjugates.direction)
-        overlaps = OrderParameters(
-            square(average.square), average.teacher[None], square(average.slope), nothing
-        )
-        squared = average.squared_slope.reshape(1, 1, 1, 1)
-        return WeightAverages(overlaps, squared, average.penalty)
+        """Average in closed form."""
+        return self.penalty.weight_averages(conjugates, teacher)
 
 
 def _in_blocks(block: Callable[..., ProximalOutput], samples: tuple[Array, ...]) -> ProximalOutput:

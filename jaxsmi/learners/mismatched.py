@@ -19,7 +19,7 @@ from jaxtyping import Array
 from jaxsmi.channels.base import ClosedFormChannel
 from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import missing_array, symmetric
+from jaxsmi.core.arrays import symmetric
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
@@ -93,16 +93,14 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
     def respond_to_teacher(
         self, law: Law, teacher_fields: Array, noise: Array, omega: Array, V: Array
     ) -> ProximalOutput:
-        """Return g and ∂g of the student's channel; the derivative through the label is NaN if the
-        channel has no closed form."""
+        """Return g and ∂g of the student's channel; the derivative through the label is zero if the
+        channel has no closed form (`regularity.label_slope`)."""
         respond = lambda z: self.respond(self.statistic(jax.vmap(law)(z, noise)), omega, V)
         posterior = respond(teacher_fields)
-        # a posterior has neither a proximal point nor an envelope
-        unknown = jnp.full(len(omega), jnp.nan, omega.dtype)
+        none = jnp.zeros(len(omega), omega.dtype)  # neither a loss nor an envelope
         _, P_star, M = teacher_fields.shape
-        slope = jnp.full((*omega.shape[:2], P_star), jnp.nan, omega.dtype)
+        slope = jnp.zeros((*omega.shape[:2], P_star), omega.dtype)
         if self.regularity.label_slope:
-            slope = jnp.zeros_like(slope)
             # one direction at a time: a full Jacobian would hold those of all samples
             for m in range(M):
                 for p in range(P_star):
@@ -111,7 +109,7 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
                     slope = slope.at[:, :, p].add(moved[:, :, m])
         single = jnp.zeros(len(omega), bool)  # a posterior mean is unique
         g, dg = posterior.g, posterior.dg
-        return ProximalOutput(g, dg, slope, unknown, unknown, posterior.error, single)
+        return ProximalOutput(g, dg, slope, none, none, posterior.error, single)
 
     def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
         """Average in closed form for a Gaussian prior, else by a grid over the teacher's weights
@@ -149,7 +147,7 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
             nothing = jnp.zeros_like(conjugates.direction)
             overlaps = OrderParameters(average(f, f), average(f, w), V, nothing)
             squared = jnp.einsum("n,nac,nbd->abcd", weight, C, C)
-            return WeightAverages(overlaps, squared, missing_array((), V.dtype))
+            return WeightAverages(overlaps, squared, jnp.zeros((), V.dtype))
 
         terms = jax.vmap(component)(mixture.log_weight, mixture.mean, mixture.factor)
         return jax.tree.map(lambda x: jnp.sum(x, 0), terms)

@@ -1,6 +1,10 @@
-r"""Penalties of the weights of one index: a ridge, an l1 norm and bounds, in closed form.
+r"""Penalties of the weights in closed form: a ridge, and of one index an l1 norm and bounds.
 
-Equations here [theory: empirical-risk, section 1], for one entry w of a row, a = λ + A, κ = `l1`:
+Equations here [theory: empirical-risk, section 1]; a ridge, of one λ or one of each column, has
+
+    W_i = (λ_i + A)^{-1} b_i,   C = (1/D) Σ_i (λ_i + A)^{-1}
+
+and for one entry w of a row, a = λ + A, κ = `l1`:
 
     r(w) = (λ/2) w² + κ |w|,   low <= w <= high
     f(b) = argmin_w ½ A w² - b w + r(w) = clip(soft(b, κ)/a, low, high),   ∂_b f = 1/a or 0
@@ -17,9 +21,22 @@ With c the point of [low, high] nearest to zero f = c + ramps of b, whose averag
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 from jaxtyping import Array
+
+from jaxsmi.core.arrays import missing, symmetric
+from jaxsmi.core.validate import check
+from jaxsmi.learners.base import (
+    AbstractPenalty,
+    Conjugates,
+    OrderParameters,
+    TeacherLaw,
+    WeightAverages,
+    linear_weight_averages,
+)
+from jaxsmi.numerics.linear_algebra import solve_definite
 
 _FAR = -40.0  # standard deviations at which a Gaussian tail is zero in float64
 
@@ -35,7 +52,42 @@ class Averages(eqx.Module):
     penalty: Array
 
 
-class Penalty(eqx.Module):
+class Ridge(AbstractPenalty):
+    """½ Σ_i λ_i ‖W_i‖².
+
+    Args:
+        ridge: λ >= 0, or (D,), λ_i of each column.
+    """
+
+    ridge: Array
+
+    def __call__(self, weights: Array) -> Array:
+        return 0.5 * jnp.sum(self.ridge * weights**2)
+
+    def responses(self, b: Array, A: Array) -> tuple[Array, Array]:
+        C = self._inverses(A)
+        # one C of all columns is a product with a matrix
+        W = C[0] @ b if len(C) == 1 else jnp.einsum("dpq,qd->pd", C, b)
+        return W, C
+
+    def _inverses(self, A: Array) -> Array:
+        """Return (λ_i I + A)^{-1} (D, P, P), or (1, P, P) for one ridge."""
+        identity = jnp.eye(len(A), dtype=A.dtype)
+        shifted = jnp.reshape(self.ridge, (-1, 1, 1)) * identity + symmetric(A)
+        inverses, definite = jax.vmap(lambda B: solve_definite(B, identity))(shifted)
+        # NaN for a matrix that is not positive definite, and the run says so
+        return jnp.where(definite[:, None, None], symmetric(inverses), missing())
+
+    def subgradient(self, weights: Array, slope: Array) -> Array:
+        return slope + self.ridge * weights
+
+    def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
+        # only second moments of the teacher enter
+        C = self._inverses(conjugates.precision)
+        return linear_weight_averages(C, self.ridge, conjugates, teacher)
+
+
+class BoundedPenalty(AbstractPenalty):
     """(λ/2) w² + κ |w| within bounds, of each entry of one row.
 
     Args:
@@ -55,30 +107,48 @@ class Penalty(eqx.Module):
         """The point c of [low, high] nearest to zero, where weights without a field are."""
         return jnp.clip(0.0, self.low, self.high)
 
-    def __call__(self, W: Array) -> Array:
+    def __call__(self, weights: Array) -> Array:
         """Sum the penalty of all weights; infinite out of bounds."""
+        W = weights
         inside = jnp.all((self.low <= W) & (self.high >= W))
         total = jnp.sum(0.5 * self.ridge * W**2 + self.l1 * jnp.abs(W))
         return jnp.where(inside, total, jnp.inf)
 
-    def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """f and ∂_b f of fields b of precision A; NaN where λ + A is not positive."""
-        a = jnp.where(self.ridge + A > 0.0, self.ridge + A, jnp.nan)
+    def responses(self, b: Array, A: Array) -> tuple[Array, Array]:
+        a = self.ridge + A[0, 0]
+        a = jnp.where(a > 0.0, a, jnp.nan)
         low, high, l1 = (x.astype(b.dtype) for x in (self.low, self.high, self.l1))
         free = jnp.sign(b) * jnp.maximum(jnp.abs(b) - l1, 0.0) / a
         active = (jnp.abs(b) > l1) & (free > low) & (free < high)
         # NaN of a must not be lost in the zeros
-        return jnp.clip(free, low, high), jnp.where(active, 1.0, 0.0) / a
+        slope = jnp.where(active, 1.0, 0.0) / a
+        return jnp.clip(free, low, high), slope.reshape(-1, 1, 1)
 
-    def residual(self, W: Array, slope: Array) -> Array:
-        """The smallest subgradient of loss and penalty, `slope` the gradient of the loss: zero at
-        the minimum, where the gradient of an l1 norm is not defined."""
+    def subgradient(self, weights: Array, slope: Array) -> Array:
+        W = weights
         r = slope + self.ridge * W
         kink = jnp.sign(r) * jnp.maximum(jnp.abs(r) - self.l1, 0.0)
         r = jnp.where(W == 0.0, kink, r + self.l1 * jnp.sign(W))
         # at a bound a row may move to one side only
         r = jnp.where(self.low == W, jnp.minimum(r, 0.0), r)
         return jnp.where(self.high == W, jnp.maximum(r, 0.0), r)
+
+    def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
+        allowed = "a learner with a ridge only, as the inputs have fixed directions"
+        check(teacher.direction_gram.size == 0, "learner", self, allowed)
+        law = teacher.prior.column(len(teacher.second_moment))
+        A, noise = conjugates.precision[0, 0], conjugates.noise[0, 0]
+        field = (conjugates.signal[0], noise, law.log_weight, law.mean, law.covariance)
+        average = self.averages(A, *field)
+        square = lambda x: x[None, None]
+        overlaps = OrderParameters(
+            square(average.square),
+            average.teacher[None],
+            square(average.slope),
+            jnp.zeros_like(conjugates.direction),
+        )
+        squared = average.squared_slope.reshape(1, 1, 1, 1)
+        return WeightAverages(overlaps, squared, average.penalty)
 
     def averages(
         self, A: Array, signal: Array, noise: Array, log_weight: Array, mean: Array, spread: Array

@@ -146,7 +146,7 @@ def test_weight_averages_are_means_over_columns():
     for name in ("overlap", "teacher_overlap"):
         np.testing.assert_allclose(getattr(averages.overlaps, name), prior.overlap(A), rtol=1e-12)
     np.testing.assert_allclose(averages.overlaps.covariance, prior.mmse(A), rtol=1e-12)
-    assert np.isnan(averages.penalty)
+    assert averages.penalty == 0.0
 
     ridges, M, N = np.array([0.1, 0.5, 2.0]), A - 0.4, A @ A
     off = Conjugates(jnp.asarray(N), jnp.asarray(M), jnp.asarray(A), jnp.zeros((2, 0)))

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import jaxsmi as smi
-from jaxsmi.learners.penalties import Penalty
+from jaxsmi.learners.penalties import BoundedPenalty
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 DENSITY = 0.2
@@ -60,15 +60,15 @@ PENALTIES = {
 def test_averages_over_the_field(name):
     """Minima by golden sections, averages by quadrature over w* and ξ."""
     ridge, l1, low, high = PENALTIES[name]
-    penalty = Penalty(*map(jnp.asarray, PENALTIES[name]))
+    penalty = BoundedPenalty(*map(jnp.asarray, PENALTIES[name]))
     A, signal, noise, mean, spread = 1.3, 0.9, 0.4, 0.3, 0.8
     risk = lambda w, b: 0.5 * (ridge + A) * w * w - b * w + l1 * abs(w)
     for b in (-2.0, -0.25, 0.1, 0.9, 3.0):
         bounds = (max(low, -9.0), min(high, 9.0))
         found = optimize.minimize_scalar(risk, bounds=bounds, args=(b,), method="bounded")
-        w, slope = penalty.posterior(jnp.asarray([[b]]), jnp.asarray(A))
+        w, slope = penalty.responses(jnp.asarray([[b]]), jnp.asarray([[A]]))
         assert abs(value(w) - found.x) < 1e-4  # a minimum by values: √eps, and xatol
-        step = lambda x: value(penalty.posterior(jnp.asarray([[x]]), jnp.asarray(A))[0])
+        step = lambda x: value(penalty.responses(jnp.asarray([[x]]), jnp.asarray([[A]]))[0])
         assert abs(value(slope) - (step(b + 1e-6) - step(b - 1e-6)) / 2e-6) < 1e-8
     law = jnp.zeros(1), jnp.full((1, 1), mean), jnp.full((1, 1, 1), spread)
     args = jnp.asarray(A), jnp.asarray([signal]), jnp.asarray(noise)
@@ -76,7 +76,7 @@ def test_averages_over_the_field(name):
     sigma = np.sqrt(signal**2 * spread + noise)
     b = signal * mean + sigma * np.linspace(-9.0, 9.0, 400001)
     weight = norm.pdf(b, signal * mean, sigma) * (b[1] - b[0])
-    f, slope = (np.ravel(x) for x in penalty.posterior(jnp.asarray(b[None]), jnp.asarray(A)))
+    f, slope = (np.ravel(x) for x in penalty.responses(jnp.asarray(b[None]), jnp.asarray([[A]])))
     # E[w* | b]
     w = mean + signal * spread / sigma**2 * (b - signal * mean)
     # the midpoint of a step is missed by one spacing: 5e-5

@@ -29,6 +29,7 @@ def run_gamp(model, alpha=2.0):
 
 SIGN = smi.links.sign()
 LINEAR = smi.links.linear(0.5)
+OTHER = smi.Mismatched(smi.links.linear(1.0))
 PHASES = smi.links.phase_retrieval()
 MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)
 CALLS = {
@@ -41,6 +42,10 @@ CALLS = {
     "state evolution, bilinear": lambda: smi.state_evolution(smi.Bilinear(1.0, 0.2), 0.5),
     "state evolution, learner": lambda: smi.state_evolution(
         LINEAR, 2.0, key=KEY, learner=smi.Erm(LINEAR, ridge=0.1)
+    ),
+    "state evolution, mismatched": lambda: smi.state_evolution(LINEAR, 2.0, key=KEY, learner=OTHER),
+    "message passing, mismatched": lambda: smi.gamp(
+        LINEAR, data_of(LINEAR), key=KEY, learner=OTHER, iteration=STEPS
     ),
     "free energy": lambda: smi.free_entropy(SIGN, 1.0, 0.5, key=KEY, averages=NETS),
     "message passing": lambda: run_gamp(SIGN),
