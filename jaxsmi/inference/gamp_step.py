@@ -320,8 +320,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
             "misfit": state.misfit,
         }
         if self.record is not None:
-            made = call_user_function("record", self.record, "a function of a GampState", now)
-            entry["record"] = jax.tree.map(jnp.asarray, made)
+            value = call_user_function("record", self.record, "a function of a GampState", now)
+            entry["record"] = jax.tree.map(jnp.asarray, value)
         return entry
 
     def recorded(self, state: GampLoopState, count: Array) -> Array:

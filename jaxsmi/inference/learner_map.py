@@ -122,16 +122,16 @@ class AbstractLearnerMap(AbstractOrderMap):
 
         def carried(move: PyTree, change: Numbers) -> Numbers:
             """Changes of all numbers where F and the numbers at fixed x change by these."""
-            moved = fixed_point.resolvent(J, move)
-            through = push(moved)[1] | still
-            return self.named(moved) | jax.tree.map(jnp.add, change, through)
+            shift = fixed_point.resolvent(J, move)
+            through = push(shift)[1] | still
+            return self.named(shift) | jax.tree.map(jnp.add, change, through)
 
         gaps = lambda a, b: jax.tree.map(jnp.subtract, a, b)
-        moved = jax.vmap(carried)(gaps(value.each, value.mean), gaps(numbers.each, numbers.mean))
+        changes = jax.vmap(carried)(gaps(value.each, value.mean), gaps(numbers.each, numbers.mean))
         # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
         nothing = jax.tree.map(jnp.zeros_like, numbers.mean)
         distance = carried(gaps(value.mean, x), nothing)
-        return Bars(jax.tree.map(standard_error, moved), distance)
+        return Bars(jax.tree.map(standard_error, changes), distance)
 
     def named(self, x: PyTree) -> Numbers:
         """Order parameters that are numbers of a solution themselves."""

@@ -116,14 +116,14 @@ class _MatrixResponder(AbstractModelResponder):
         # singular values of entries O(1) grow with the sides: over this unit they are O(1)
         unit = float(b.shape[1] * b.shape[2]) ** 0.25
         R = b[0] / (precision * unit)
-        made, slope = shrinkage.symmetric_matrix(R) if prior.symmetric else shrinkage.matrix(R)
-        return unit * made[None], slope / precision * jnp.ones((1, 1))
+        shrunk, slope = shrinkage.symmetric_matrix(R) if prior.symmetric else shrinkage.matrix(R)
+        return unit * shrunk[None], slope / precision * jnp.ones((1, 1))
 
     def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
         """NaN, and C ⊗ C by what one field of noise becomes, to first order."""
         noise = self.student.prior.noise(jax.random.key(0), b.shape)
-        _, moved = jax.jvp(lambda b: self.posterior(b, A)[0], (b,), (noise,))
-        return missing_array((), b.dtype), jnp.mean(moved**2).reshape(1, 1, 1, 1)
+        _, change = jax.jvp(lambda b: self.posterior(b, A)[0], (b,), (noise,))
+        return missing_array((), b.dtype), jnp.mean(change**2).reshape(1, 1, 1, 1)
 
 
 class _LossResponder(_MatrixResponder):
@@ -164,11 +164,11 @@ class _MatrixRisk(eqx.Module):
         # shrinkage of the penalty. It moves S nowhere at the minimum alone, and without that norm
         # by (1 + λ)^{-1} ∇R
         A = jnp.ones((1, 1), theory_dtype()) / (2.0 * self.teacher.prior.weight)
-        moved, _ = self.responder.posterior((W - operator.adjoint(slope)) * A[0, 0], A)
+        after, _ = self.responder.posterior((W - operator.adjoint(slope)) * A[0, 0], A)
         train = jnp.mean(losses)
         return {
             "train_loss": train,
             "energy": operator.alpha * train + learner.penalty(W),
-            "gradient_norm": jnp.sqrt(jnp.mean((moved - W) ** 2)),
+            "gradient_norm": jnp.sqrt(jnp.mean((after - W) ** 2)),
             "model": self.teacher,
         }

@@ -355,16 +355,16 @@ class MatrixLearnerMap(AbstractLearnerMap):
         """The next x and the numbers, of one rule."""
         estimate = self.estimate(labels.field)
         mean, best, difference = estimate.mean, estimate.best, estimate.difference
-        kept = estimate.shrinkage(estimate.x)
+        shrunk = estimate.shrinkage(estimate.x)
         # the error of the posterior mean and the square of the difference: nothing cancels
         error = estimate.error + mean(difference**2)
-        V = mean(kept * estimate.response)
-        Q = mean(kept**2)
+        V = mean(shrunk * estimate.response)
+        Q = mean(shrunk**2)
         penalty = 0.5 * self.learner.ridge * Q
-        penalty = penalty + self.learner.nuclear * mean(jnp.abs(kept))
-        return _coordinates(error, V, mean(kept * difference)), {
+        penalty = penalty + self.learner.nuclear * mean(jnp.abs(shrunk))
+        return _coordinates(error, V, mean(shrunk * difference)), {
             "overlap": _matrix(Q),
-            "teacher_overlap": _matrix(mean(kept * best)),
+            "teacher_overlap": _matrix(mean(shrunk * best)),
             "train_loss": labels.train,
             "test_loss": labels.test,
             "energy": self.alpha * labels.train + penalty,
@@ -441,9 +441,9 @@ class MatrixLearnerMap(AbstractLearnerMap):
         A = average.field.precision
         estimate = self.estimate(average.field)
         stability = average.squared * estimate.pairs(2) / A**2
-        kept = estimate.shrinkage(estimate.x)
-        nothing = jnp.sum(estimate.weight * (kept == 0.0))
-        spectrum = LearnedSpectrum(nothing, estimate.law, estimate.gain, estimate.shrinkage)
+        shrunk = estimate.shrinkage(estimate.x)
+        zero_fraction = jnp.sum(estimate.weight * (shrunk == 0.0))
+        spectrum = LearnedSpectrum(zero_fraction, estimate.law, estimate.gain, estimate.shrinkage)
         zero = jnp.zeros((), theory_dtype())
         code, errors, state, jumps = run.result, {"overlap": _matrix(zero)}, None, zero
         if self.labels is not None and answers is not None:

@@ -219,16 +219,16 @@ def gamp(
     choice = _default_starts(task, start, data) if default else choice
     # the spectral start runs first: the others take from it the norm that the labels imply
     spectral = lambda item: isinstance(item[1], str) and item[1] == "spectral"
-    rest = sorted(enumerate(choice), key=lambda item: not spectral(item))
-    several, ends = len(rest) > 1, {}
-    while rest:
-        place, weights = rest.pop(0)
+    remaining = sorted(enumerate(choice), key=lambda item: not spectral(item))
+    several, ends = len(remaining) > 1, {}
+    while remaining:
+        place, weights = remaining.pop(0)
         number = len(ends) if several else None
         solver = _solver(task, data, key, start, weights, number, iteration, function)
         task = task._replace(model=solver.observations.model)
         ends[place] = _solve(solver, task, start, every, label, key, several)
         if default and len(ends) == 2 and _disagree([*ends.values()]):
-            rest = [*enumerate(_FURTHER_SIZES, start=2)]
+            remaining = [*enumerate(_FURTHER_SIZES, start=2)]
     end = best_end([ends[place] for place in sorted(ends)])
     return _blame_inputs(end) if at_fault else end
 
@@ -520,8 +520,8 @@ def _iterate(
     while True:
         run = run_solver(problem, run, steps, every=every, label=label)
         bethe = _bethe(problem, run.state.state)
-        known = concrete((run.result, bethe.stability))  # eager derivatives trace the stability
-        quiet = known and int(run.result) in (Result.SUCCESS, Result.INACCURATE)
+        visible = concrete((run.result, bethe.stability))  # eager derivatives trace the stability
+        quiet = visible and int(run.result) in (Result.SUCCESS, Result.INACCURATE)
         if not (quiet and kicks > 0 and float(bethe.stability) > 1.0):
             return dataclasses.replace(problem, start=start), run, bethe
         problem = _kicked(problem, run, bethe, jax.random.fold_in(key, _KICKED + kicks))
@@ -540,8 +540,8 @@ def _kicked(
     state, prior = run.state.state, problem.observations.model.prior
     draw = lambda size: prior.start(key, state.weights.shape, jnp.asarray(size))[0]
     noise = contract(sqrt_psd(bethe.direction), draw(_KICK) - draw(0.0))
-    moved = dataclasses.replace(state, weights=state.weights + noise)
-    return dataclasses.replace(problem, start=moved)
+    kicked = dataclasses.replace(state, weights=state.weights + noise)
+    return dataclasses.replace(problem, start=kicked)
 
 
 # compiled: from outside jit one program, not one an array
@@ -594,9 +594,9 @@ def _finish(
     }
     others: dict[str, Any] = {"model": model}
     if risk is not None:
-        found = risk(weights, data)
-        others["model"] = found.pop("model", model)
-        numbers |= {"teacher_overlap": overlaps["teacher_overlap"], **found}
+        terms = risk(weights, data)
+        others["model"] = terms.pop("model", model)
+        numbers |= {"teacher_overlap": overlaps["teacher_overlap"], **terms}
     numbers = jax.tree.map(lambda x: jnp.where(failed, missing(), x), numbers)
     return (Solution if risk is None else LearnerSolution)(
         **numbers,
@@ -638,10 +638,10 @@ def _overconfident(problem: GampIteration, end: Run[GampLoopState]) -> Array:
 def _regressed(start: Array, W: Array) -> Array:
     """Return True if a row has lost its spectral estimate Ŵ_s. Of posterior means the diagonals
     obey Ŵ Ŵ_sᵀ/D = Ŵ_s Ŵ_sᵀ/D <= Ŵ Ŵᵀ/D; a row below half of that has lost it."""
-    known = jnp.sum(start**2, axis=1)
+    norms = jnp.sum(start**2, axis=1)
     common = jnp.sum(W * start, axis=1)
     least = jnp.minimum(common, jnp.sum(W**2, axis=1))
-    return jnp.any((least < _MIN_KEPT * known) & (known > _NO_ROW * jnp.sum(known)))
+    return jnp.any((least < _MIN_KEPT * norms) & (norms > _NO_ROW * jnp.sum(norms)))
 
 
 # The best of several ends

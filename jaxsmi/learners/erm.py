@@ -221,8 +221,8 @@ class Erm(AbstractIndexLearner):
         if concrete((self.loss, student.channel, model.channel)):  # ridge and priors may be traced
             with jax.ensure_compile_time_eval():
                 convex = _examine_loss(learner, model)
-            known = convex if self.convex is None else self.convex
-            learner = dataclasses.replace(learner, convex=known)
+            convex = convex if self.convex is None else self.convex
+            learner = dataclasses.replace(learner, convex=convex)
         return learner
 
     # The proximal channel

@@ -105,8 +105,8 @@ class Mismatched(AbstractModelResponder, AbstractIndexLearner):
             for m in range(M):
                 for p in range(P_star):
                     unit = jnp.zeros_like(teacher_fields).at[:, p, m].set(1.0)
-                    moved = jax.jvp(lambda z: respond(z).g, (teacher_fields,), (unit,))[1]
-                    slope = slope.at[:, :, p].add(moved[:, :, m])
+                    change = jax.jvp(lambda z: respond(z).g, (teacher_fields,), (unit,))[1]
+                    slope = slope.at[:, :, p].add(change[:, :, m])
         single = jnp.zeros(len(omega), bool)  # a posterior mean is unique
         g, dg = posterior.g, posterior.dg
         return ProximalOutput(g, dg, slope, none, none, posterior.error, single)
