@@ -281,6 +281,17 @@ def test_derivatives_are_those_of_neighbouring_solutions():
 
 
 @SLOW
+def test_steps_through_larger_ridges_are_those_of_the_history():
+    """At this ridge no run from the start ends within 60 steps; one from the end at the last larger
+    ridge does. The start is a record, too."""
+    learner = smi.Erm(smi.links.linear(), loss=smi.losses.logistic, ridge=0.001)
+    settings = {"averages": smi.Averages(1024, 4), "iteration": smi.Iteration(max_steps=60)}
+    end = smi.state_evolution(smi.links.sign(), 50.0, key=KEY, learner=learner, **settings)
+    assert end.converged
+    assert int(end.steps) + 1 == np.sum(np.isfinite(end.history["overlap"][:, 0, 0]))
+
+
+@SLOW
 def test_a_ridge_out_of_range_is_invalid_inside_jit():
     @jax.jit
     def end(ridge):
