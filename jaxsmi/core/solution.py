@@ -19,7 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, missing_array
-from jaxsmi.core.display import describe, format_estimate, number, safe_repr
+from jaxsmi.core.display import Described, describe, format_estimate, number
 from jaxsmi.core.results import Result, counts, message
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
         return f"Estimate({format_estimate(self.value, self.stderr)})"
 
 
-class Ends(eqx.Module):
+class Ends(Described):
     """The ends of K runs on one data set, from different starts.
 
     Attributes:
@@ -71,9 +71,6 @@ class Ends(eqx.Module):
     agreement: Array
     weights: Array
 
-    def __repr__(self) -> str:
-        return safe_repr(self, self._text)
-
     def _text(self) -> str:
         rows = [["start", "code", "free entropy", "stability", "agreement with the others"]]
         for k, code in enumerate(np.asarray(self.result)):
@@ -82,7 +79,7 @@ class Ends(eqx.Module):
         return describe(f"Ends of {len(self.result)} starts", rows=rows)
 
 
-class Solution(eqx.Module):
+class Solution(Described):
     """What a solver returns: the overlap it ended at, how sure it is, and how it got there.
 
     Attributes:
@@ -177,9 +174,6 @@ class Solution(eqx.Module):
             return missing_array(Q.shape[:-1], Q.dtype)
         of_one = jnp.vectorize(self.model.metric.cosines, signature="(p,q),(p,q),(p,q)->(p)")
         return of_one(M, Q, rho)
-
-    def __repr__(self) -> str:
-        return safe_repr(self, self._text)
 
     def _text(self) -> str:
         title = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
@@ -283,7 +277,7 @@ class LearnerSolution(Solution):
         }
 
 
-class Threshold(eqx.Module):
+class Threshold(Described):
     """A critical sample complexity, with its error bar and what is learned there.
 
     Attributes:
@@ -307,9 +301,6 @@ class Threshold(eqx.Module):
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
         return Result(int(self.result)).remedy
-
-    def __repr__(self) -> str:
-        return safe_repr(self, self._text)
 
     def _text(self) -> str:
         title = f"Threshold α = {format_estimate(self.alpha, self.stderr)}"

@@ -294,11 +294,16 @@ class MatrixLearnerMap(AbstractLearnerMap):
 
     def parameters(self, x: Array) -> OrderParameters:
         """Overlaps of the coordinates of the fields."""
+        return OrderParameters(
+            *(self._scale * value for value in self._overlaps(x)), jnp.zeros((1, 0))
+        )
+
+    def _overlaps(self, x: Array) -> tuple[Array, Array, Array]:
+        """Q, M and V (1, 1) of the entries."""
         e, V = jnp.exp(x[:2])
         difference = x[2] * jnp.sqrt(e)
         M = self.model.prior.norm + difference - e
-        unit = self._scale * jnp.ones((1, 1))
-        return OrderParameters((M + difference) * unit, M * unit, V * unit, jnp.zeros((1, 0)))
+        return _matrix(M + difference), _matrix(M), _matrix(V)
 
     def with_parts(self, use_parts: Array) -> Self:
         """See `AbstractLearnerMap.with_parts`."""
@@ -388,9 +393,9 @@ class MatrixLearnerMap(AbstractLearnerMap):
         )
 
     def observed(self, x: Array) -> Numbers:
-        """e and V."""
-        e, V = jnp.exp(x[:2])
-        return {"error": e, "covariance": _matrix(V)}
+        """e, and the overlaps of the entries."""
+        Q, M, V = self._overlaps(x)
+        return {"error": jnp.exp(x[0]), "overlap": Q, "teacher_overlap": M, "covariance": V}
 
     def solve(self, start: Array, settings: Settings) -> tuple[Self, Run[AndersonState]]:
         """Accelerated steps; where these fail, plain ones, which fall from the start to the fixed

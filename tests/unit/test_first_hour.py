@@ -329,6 +329,9 @@ def test_theory_of_a_learner_is_drawn_and_stored_by_its_own_numbers():
     np.testing.assert_array_equal(table.train_loss, line.values("train_loss"))
     np.testing.assert_array_equal(table.teacher_overlap, line.values("teacher_overlap"))
     np.testing.assert_array_equal(table.test_loss_stderr[0], line[0].stderrs["test_loss"])
+    attention = smi.AttentionIndexed(2, 0.5, "linear", noise=0.1)
+    matrix = smi.state_evolution(attention, 0.2, learner=smi.MatrixErm(nuclear=0.05))
+    np.testing.assert_allclose(matrix.plot().lines[0].get_ydata()[-1], matrix.cosine[0] ** 2)
 
 
 def test_classes_are_wrong_by_the_largest_score():
