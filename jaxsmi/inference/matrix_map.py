@@ -294,9 +294,8 @@ class MatrixLearnerMap(AbstractLearnerMap):
 
     def parameters(self, x: Array) -> OrderParameters:
         """Overlaps of the coordinates of the fields."""
-        return OrderParameters(
-            *(self._scale * value for value in self._overlaps(x)), jnp.zeros((1, 0))
-        )
+        Q, M, V = (self._scale * overlap for overlap in self._overlaps(x))
+        return OrderParameters(Q, M, V, jnp.zeros((1, 0)))
 
     def _overlaps(self, x: Array) -> tuple[Array, Array, Array]:
         """Q, M and V (1, 1) of the entries."""
