@@ -49,9 +49,14 @@ def _leave(*_: object) -> None:
 
 
 def _raise(number: int, frame: types.FrameType | None) -> None:
-    callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
-    if frame is not None and frame.f_code in callbacks:
-        # Python drops what a callback of its garbage collector raises, and JAX has one: try again
-        threading.Timer(0.1, signal.raise_signal, (number,)).start()
+    if frame is not None and _drops_exceptions(frame):
+        threading.Timer(0.1, signal.raise_signal, (number,)).start()  # try again
         return
     raise KeyboardInterrupt
+
+
+def _drops_exceptions(frame: types.FrameType) -> bool:
+    """Python drops what callbacks of its garbage collector and of weak references raise; JAX has
+    one that runs at each collection."""
+    callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+    return frame.f_code in callbacks or frame.f_globals.get("__name__") == "weakref"
