@@ -111,7 +111,8 @@ def overlap_against_iteration(
 
     Args:
         gamp: A solution of message passing with a history.
-        theory: A solution of state evolution with a history.
+        theory: A solution of state evolution with a history: with `iteration=
+            smi.Iteration(newton=False)` its steps are those of message passing.
         ax: As in `overlap_against_alpha`.
         quantity: "cosine" draws cos² of message passing (it needs a teacher) on Q/ρ of state
             evolution, "overlap" draws Q of both. Default "cosine".
