@@ -320,6 +320,10 @@ def test_theory_of_a_learner_is_drawn_and_stored_by_its_own_numbers():
     """Its overlap is the size of its weights: what was learned is M/√Q."""
     settings = {"key": KEY, "learner": smi.Erm(smi.links.linear(), ridge=0.1)}
     line = smi.curve(smi.links.linear(0.25), [0.5, 1.0], averages=smi.Averages(256), **settings)
+    bayes = smi.curve(smi.links.linear(0.25), [0.5, 1.0], key=KEY, averages=smi.Averages(256))
+    both = plotting.risk_against_alpha([bayes, line], ["Bayes", "ridge"])
+    for drawn, curve in zip(both.lines, (bayes, line), strict=True):
+        np.testing.assert_array_equal(drawn.get_ydata(), curve.error)
     drawn = line[1].plot().lines[0].get_ydata()
     np.testing.assert_allclose(drawn[-1], line[1].cosine[0] ** 2, rtol=1e-6)
     low, high = line.cosine[:, 0]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
-_REACHED = (Result.SUCCESS, Result.UNSTABLE)  # codes of a learner's theory at a fixed point
+# codes of theory at a fixed point
+_REACHED = (Result.SUCCESS, Result.RECOVERED, Result.UNSTABLE)
 _ALPHA = r"sample complexity $\alpha$"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _THRESHOLD = "threshold"  # marks their lines
@@ -295,7 +296,7 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
 
 @style()
 def risk_against_alpha(
-    curves: Sequence[Sequence[LearnerSolution]],
+    curves: Sequence[Curve],
     labels: Sequence[str],
     ax: Axes | None = None,
     *,
@@ -305,7 +306,7 @@ def risk_against_alpha(
     no fixed point was reached, open circles where it is unstable.
 
     Args:
-        curves: Solutions of `state_evolution(.., learner=)`, one curve for each learner.
+        curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes.
         labels: Names of the learners.
         ax: Axes to draw in. Default None: new ones.
         quantity: "error", "test_loss", "train_loss" or "energy". Default "error".
@@ -320,8 +321,12 @@ def risk_against_alpha(
     check(len(curves) > 0, "curves", "none", "at least one")
     check(len(curves) == len(labels), "labels", labels, f"{len(curves)} of them")
     ax = drawing.axes_or_new(ax)
-    for k, (curve, label) in enumerate(zip(curves, labels, strict=True)):
-        rows = [(x.alpha, getattr(x, quantity), x.stderrs[quantity]) for x in curve]
+    for k, (solutions, label) in enumerate(zip(curves, labels, strict=True)):
+        curve = _ascending(solutions)
+        # the error of Bayes has no error bar
+        errors = [getattr(x, "stderrs", {}).get(quantity, 0.0) for x in curve]
+        values = [(x.alpha, getattr(x, quantity)) for x in curve]
+        rows = [(*value, error) for value, error in zip(values, errors, strict=True)]
         alpha, value, error = np.array(rows, float).T
         codes = np.array([int(point.result) for point in curve])
         marker = "." if len(curve) < 12 else ""  # points of a coarse curve are shown
