@@ -84,8 +84,8 @@ def run(
         step |= {"averages": averages, "start": smi.Start(chance, side_information=chance)}
         # a picture: the curve needs no more digits, and points in the plateau may stay crosses
         point = {"averages": averages, "iteration": smi.Iteration(50, tolerance=1e-3)}
-        # beyond perfect recovery of two layers at α = 1.2
-        top = max(1.3, 1.04 * alpha)
+        # beyond perfect recovery of two layers at α = 1.2, and nine points beyond the run
+        top = max(1.3, 1.08 * alpha)
     theory = smi.state_evolution(model, alpha, key=theory_key, progress=progress, **step)
     # between the ends: at α = 0 there is nothing to solve
     alphas = (np.arange(curve_points) + 0.5) / curve_points * top
