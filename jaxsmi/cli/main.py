@@ -7,6 +7,7 @@ the output has gone. A run that did not converge is no error: its report says so
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
@@ -17,7 +18,14 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnusedCliTokensError,
+)
 
 from jaxsmi.cli.flags import COMMANDS, MODELS, CommandLine, Flag, arguments_of, flags_of, read
 
@@ -178,12 +186,23 @@ def _argument(flag: Flag, positional: bool = False) -> inspect.Parameter:
         negative=None if flag.kind is bool and flag.path[0] != "output" else (),
         consume_multiple=True,
         show_default=False,
+        converter=_integer if flag.kind is int else None,
     )
     kinds = inspect.Parameter
     place = kinds.POSITIONAL_OR_KEYWORD if positional else kinds.KEYWORD_ONLY
     kind = Annotated[flag.kind if flag.required else flag.kind | None, about]
     default = kinds.empty if flag.required else None
     return kinds(flag.name, place, default=default, annotation=kind)
+
+
+def _integer(_: type, tokens: Sequence[Token]) -> int:
+    """An integer, 1e3 too; cyclopts rounds other numbers to one."""
+    word = tokens[0].value
+    for read_as in (int, float):
+        with contextlib.suppress(ValueError):
+            if (number := read_as(word)) == number // 1:
+                return int(number)
+    raise ValueError(f"{word} is no integer")
 
 
 def _plain(error: CycloptsError, kind: str) -> str:

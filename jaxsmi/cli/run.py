@@ -84,7 +84,8 @@ def run(
         step |= {"averages": averages, "start": smi.Start(chance, side_information=chance)}
         # a picture: the curve needs no more digits, and points in the plateau may stay crosses
         point = {"averages": averages, "iteration": smi.Iteration(50, tolerance=1e-3)}
-        # beyond perfect recovery of two layers at α = 1.2, and nine points beyond the run
+        # beyond perfect recovery of two layers, and beyond the run: the last of nine points is at
+        # 17/18 of it
         top = max(1.3, 1.08 * alpha)
     theory = smi.state_evolution(model, alpha, key=theory_key, progress=progress, **step)
     # between the ends: at α = 0 there is nothing to solve

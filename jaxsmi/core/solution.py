@@ -331,7 +331,7 @@ class Threshold(Described):
             ValueError: For a batch of thresholds.
             ImportError: Without matplotlib, with the remedy.
         """
-        return load_workbench("plotting").threshold(self, ax, label)
+        return load_workbench("plotting.curves").threshold(self, ax, label)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""

@@ -307,11 +307,10 @@ def generalization_error(
     """
     several = getattr(overlap, "solutions", overlap)  # of a Curve, which is above this package
     if isinstance(several, list | tuple) and several and isinstance(several[0], Solution):
-        settings: dict[str, Any] = {"data": data, "key": key, "predictor": predictor}
-        errors = [
-            generalization_error(model, one, points=points, loss=loss, **settings)
-            for one in several
-        ]
+        of_one = functools.partial(
+            generalization_error, data=data, key=key, predictor=predictor, points=points, loss=loss
+        )
+        errors = [of_one(model, solution) for solution in several]
         return jax.tree.map(lambda *numbers: jnp.stack(numbers), *errors)
     model = model_argument(model)
     P = model.indices
@@ -339,7 +338,7 @@ def generalization_error(
         )
     allowed = f"None: for {title(model)} at this overlap the error follows from Q alone"
     check(data is None, "data", data, allowed)
-    settings = {"bayes": bayes, "points": power_of_two(points // 8), "loss": loss}
+    settings: dict[str, Any] = {"bayes": bayes, "points": power_of_two(points // 8), "loss": loss}
     if isinstance(solution, LearnerSolution):
         known = _learner_overlaps(model, solution)
         key = validate.key("key", key)

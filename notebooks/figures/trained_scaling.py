@@ -58,8 +58,8 @@ for gamma, noise in [(1.0, 0.0), (1.0, NOISE), (1.5, NOISE)]:
     decay = [trained(model, *point) for point in zip(alphas[::2], error[::2], strict=True)]
     ax[0].plot(alphas[::2], decay, **DOTS, color=line.get_color())
     print(gamma, noise, slope, -power, np.round(decay / error[::2], 3), flush=True)
-    # the first eigenvalues are few, the last are learned: beyond three times these ranges powers
-    # differ by 0.1
+    # for γ = 1 slopes between neighbouring α are off by 0.1 at the end of the range without noise,
+    # where the last eigenvalues begin to be learned, and at the start of that with it
     compare("power", slope, -power, 0.1)
 ax[0].set(xscale="log", yscale="log", xlabel=r"$\alpha$", ylabel=r"$\|\hat S - S^*\|^2/d$")
 legend_above(ax[0], 2)

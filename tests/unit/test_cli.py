@@ -75,6 +75,8 @@ def started(*words):
         (["state-evolution", "sign"], "--alpha"),
         (["gamp", "linear", "--alpha", "-1"], "--alpha: got -1"),
         (["gamp", "linear", "--dimension", "0"], "--dimension: got 0"),
+        (["gamp", "linear", "--dimension", "20.5"], "--dimension: 20.5 is no integer"),
+        (["gamp", "linear", "--seed", "inf"], "--seed: inf is no integer"),
         (["state-evolution", "linear", "--alpha", "nan"], "--alpha: got"),
         (["state-evolution", "linear", "--alpha", "1", "--vary", "nose=1,2"], "--vary: got"),
         (["run", "linear", "--curve-points", "1"], "--curve-points: got 1"),

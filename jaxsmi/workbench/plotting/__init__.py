@@ -11,7 +11,6 @@ from jaxsmi.workbench.plotting.curves import (
     overlap_against_iteration,
     risk_against_alpha,
     sweep,
-    threshold,
     thresholds_against,
 )
 from jaxsmi.workbench.plotting.drawing import (
@@ -48,6 +47,5 @@ __all__ = [
     "shades",
     "style",
     "sweep",
-    "threshold",
     "thresholds_against",
 ]

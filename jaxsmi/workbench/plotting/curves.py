@@ -323,11 +323,9 @@ def risk_against_alpha(
     ax = drawing.axes_or_new(ax)
     for k, (solutions, label) in enumerate(zip(curves, labels, strict=True)):
         curve = _ascending(solutions)
+        alpha, value = np.array([(x.alpha, getattr(x, quantity)) for x in curve], float).T
         # the error of Bayes has no error bar
-        errors = [getattr(x, "stderrs", {}).get(quantity, 0.0) for x in curve]
-        values = [(x.alpha, getattr(x, quantity)) for x in curve]
-        rows = [(*value, error) for value, error in zip(values, errors, strict=True)]
-        alpha, value, error = np.array(rows, float).T
+        error = np.array([getattr(x, "stderrs", {}).get(quantity, 0.0) for x in curve], float)
         codes = np.array([int(point.result) for point in curve])
         marker = "." if len(curve) < 12 else ""  # points of a coarse curve are shown
         ax.plot(alpha, value, label=label, color=colour(k), marker=marker, **line(k))
@@ -397,20 +395,7 @@ def _tints(stairs: Sequence[Sequence[Threshold]]) -> list[int]:
 
 @style()
 def threshold(critical: Threshold, ax: Axes | None = None, label: str | None = None) -> Axes:
-    """Draw a threshold into axes over α: a vertical line, and a band of its 95 % interval.
-
-    Args:
-        critical: The threshold; nothing is drawn of one that is infinite.
-        ax: Axes to draw in. Default None: new ones.
-        label: Of the line, in a legend. Default None: none.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ValueError: For a batch of thresholds.
-        ImportError: Without matplotlib, with the remedy.
-    """
+    """See `Threshold.plot`; nothing is drawn of an infinite one."""
     check(np.ndim(critical.alpha) == 0, "threshold", "a batch of them", "one threshold")
     ax = drawing.axes_or_new(ax)
     alpha, (low, high) = float(critical.alpha), critical.interval()
