@@ -1,4 +1,11 @@
-"""Models: a prior, a design, a channel, a student and a metric under one name."""
+"""Models: a prior, a design, a channel, a student and a metric under one name.
+
+base: the interfaces. index: functions of a few fields, ready-made in links; families of them are
+deep_attention and sequence_single_index [theory: multi-index, deep-attention, online-sgd]. matrix:
+one matrix of extensive rank, attention_indexed and bilinear [theory: attention-indexed, bilinear].
+symmetry: what labels leave open of W [theory: multi-index, Eqs. (65), (66)]. prediction: errors on
+new inputs [theory: multi-index, Eqs. (62) to (64)]. teacher_student: what online SGD sees.
+"""
 
 from jaxsmi.core.solution import Estimate
 from jaxsmi.design.tokens import Tokens
