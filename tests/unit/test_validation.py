@@ -152,8 +152,9 @@ def test_empty_arrays_are_refused_unless_allowed():
             validate.array("b0", wrong, "B (P, K)")
 
 
-def test_validation_takes_microseconds():
-    """300 µs is what validation may cost beside a computation, one array on a device included."""
+def test_validation_costs_as_much_as_a_few_arrays():
+    """300 µs is what validation may cost beside a computation; two arrays on a device take 86 µs,
+    so 3.5 times as long (measured: 2.3 to 2.6 times, as the processor's speed changed twofold)."""
 
     def ask(a, b, c, d):
         validate.number("a", a, POSITIVE)
@@ -161,11 +162,15 @@ def test_validation_takes_microseconds():
         validate.optional(validate.count, "c", c)
         validate.array("d", d, "numbers")
 
-    ask(1.0, 2, None, [1.0])
-    times = []
+    def put(a, b, c, d):
+        jnp.asarray(a)
+        jnp.asarray(d)
+
+    times = {ask: [], put: []}
     for _ in range(200):
-        start = time.perf_counter()
-        ask(1.0, 2, None, [1.0])
-        times.append(time.perf_counter() - start)
+        for call in times:
+            start = time.perf_counter()
+            call(1.0, 2, None, [1.0])
+            times[call].append(time.perf_counter() - start)
     # other programs of the machine may only lengthen a call
-    assert np.quantile(times, 0.1) < 300e-6
+    assert np.quantile(times[ask], 0.1) < 3.5 * np.quantile(times[put], 0.1)
