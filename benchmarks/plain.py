@@ -2,7 +2,7 @@ r"""The same integrals in plain NumPy and SciPy, as a script for
 one model would do them: the rival in `bench_side_by_side.py`.
 
 Nothing here comes from the package; equations are those of [TCDKZ25;
-theory: multi-index, Eqs. (17) to (25), (43); deep-attention, Eqs.
+theory: multi-index, Eqs. (17) to (25), (50); deep-attention, Eqs.
 (4) to (14)] and [BTEZ25; theory: random-matrices, Eqs. (3) to (12)].
 
 * two attention layers, two tokens: x = (x_1, x_2) the

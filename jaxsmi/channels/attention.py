@@ -1,6 +1,6 @@
 r"""The exact channels of noiseless attention: the posterior of the fields of an attention matrix.
 
-Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (20)]. With Z_ℓ (P_ℓ, M) the block of
+Equations here [TCDKZ25; theory: deep-attention, Eqs. (1) to (38)]. With Z_ℓ (P_ℓ, M) the block of
 layer ℓ and the link of channels/attention_link.py (h_ℓ, A_ℓ, B_ℓ):
 
     inversion, the last layer one tied head of rank one, u = h_L:
@@ -8,9 +8,9 @@ layer ℓ and the link of channels/attention_link.py (h_ℓ, A_ℓ, B_ℓ):
     channel:
         Z_out = Σ_{s=±1} ∫ dZ_1..dZ_{L-1} |det B_{L-1}|^{-1}
                 N((Z_1, .., Z_{L-1}, s u B_{L-1}^{-ᵀ}); ω, V)
-    rank two: h_L up to R in O(2), with two tokens up to a component c across as well [Eqs. (27)
-    to (33)]; the sum over signs is an integral over R (and c), and |det B|^{-2} its Jacobian
-    untied, rank one: h_L = (q, k) up to c x, x'/c + m 1, c of either sign [Eqs. (40) to (43)]
+    rank two: h_L up to R in O(2), with two tokens up to a component c across as well [Eqs. (20)
+    to (26)]; the sum over signs is an integral over R (and c), and |det B|^{-2} its Jacobian
+    untied, rank one: h_L = (q, k) up to c x, x'/c + m 1, c of either sign [Eqs. (28) to (31)]
 
 In whitened fields τ = chol(V)^{-1}(z - ω), the inner blocks are standard Gaussians t and the last
 block is a residual r_s(t). The rotation and the scale are integrated at each t (orbits.py).
@@ -165,7 +165,7 @@ class DeepAttentionChannel(FibreChannel, AbstractAttentionChannel):
         if self.tokens != 2 or len(self.layers) != 2 or self.layers[-1] != Layer():
             return level(width)
         # one level per sample for two layers and two tokens: the last block moves with t in
-        # proportion to the distance between the tokens of u [theory: deep-attention, Eq. (17a)]
+        # proportion to the distance between the tokens of u [theory: deep-attention, Eq. (18)]
         apart = jnp.abs(u[:, 0, 0] - u[:, 0, 1])
         widths = width / clamp_to_tiny(_SLOPE * apart)
         # few samples at a level of their own leave most of a block empty

@@ -11,7 +11,7 @@ A channel with a closed-form log Z_out defines only that (`ClosedFormChannel`): 
 autodiff.
 
 Averages of the posterior over fields and labels, on common random numbers [TCDKZ25; theory:
-multi-index, Eqs. (42) to (46)], V = S - Q:
+multi-index, Eqs. (49) to (53)], V = S - Q:
 
     response(Q) = E Σ_m g_m g_mᵀ,  ω = Q^{1/2} ξ, z = ω + V^{1/2} η, y ~ p(y|z)    (P, P)
                 = E_ω Σ_y Z_out(y; ω, V) Σ_m g_m g_mᵀ  for finitely many labels y

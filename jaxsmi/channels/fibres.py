@@ -5,7 +5,7 @@ coordinates along it, which the label does not fix; a branch s is one of the dis
 given t (signs, mirror images). The statistic of a label is the function of it that `respond` takes,
 and a level is a number of nodes in a sequence of rules, from few to many.
 
-Equations here [theory: numerics, Eqs. (7), (8)]; L Lᵀ = V, τ = L^{-1}(z - ω) the whitened fields:
+Equations here [theory: numerics, Eqs. (10), (11)]; L Lᵀ = V, τ = L^{-1}(z - ω) the whitened fields:
 
     Z_out = e^{-log_norm} Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,    τ = (t, r_s(t)) on the fibre
     g  = L^{-ᵀ} ⟨τ⟩,      ∂g = L^{-ᵀ} (Cov τ - I) L^{-1}

@@ -221,7 +221,7 @@ class IntegratedChannel(FibreChannel):
 
     def _widths(self, omega: Array, L: Array) -> Array:
         """Estimate the width of the narrowest feature in t of each sample (N,), of means ω (N, P,
-        M) [theory: numerics, Eq. (27)]: √Δ over the slope of the label in t.
+        M) [theory: numerics, Eq. (6)]: √Δ over the slope of the label in t.
 
         The slope is a root mean square over a few t, and at least the slope of y = z: on nodes that
         do not resolve an oscillation all halves may err alike.

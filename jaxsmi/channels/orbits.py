@@ -1,6 +1,6 @@
 r"""Nested integrals over the curve of last fields that give a label: rotations, scales, products.
 
-Equations here [theory: deep-attention, Eqs. (28) to (33), (40) to (43); multi-index, Eq. (26)]. A
+Equations here [theory: deep-attention, Eqs. (21) to (26), (28) to (31); multi-index, Eq. (26)]. A
 label fixes two rows of fields up to a curve h(x) (2, M), and possibly up to a component c along
 e(x), common to the tokens. In whitened fields, N = Λ^{-1} of the rows' root of covariance, a their
 whitened mean,

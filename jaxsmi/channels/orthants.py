@@ -13,7 +13,7 @@ in channels/base.py):
 
     two values, the other one with probability p:  Z_out = p + (1 - 2p) Σ_{s: v_s = y} P_s
 
-Source: [AMBKMZ18], [P54]; [theory: multi-index, Eq. (77)].
+Source: [AMBKMZ18], [P54]; [theory: multi-index, Eq. (30)].
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""The exact channel of three layers and more of attention between two tokens.
 
-Equations here [theory: deep-attention, Eqs. (35) to (39)], c = c_{L-1}, z_ℓ = Z_ℓ in R²,
+Equations here [theory: deep-attention, Eqs. (32) to (36)], c = c_{L-1}, z_ℓ = Z_ℓ in R²,
 w = B_{L-2} z_L:
 
     A_{L-1} w = s u   fixes A_{L-1}:   p/(1 - p) = (s u_1 - c w_1 - w_2)/((1 + c) w_1 - s u_1),

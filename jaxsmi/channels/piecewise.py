@@ -1,7 +1,7 @@
 r"""The channel of a label that is linear in its field, piece by piece: linear, |z|, ReLU, door.
 
 Equations here, P = M = 1, pieces s of [k_s, k_{s+1}] on which the link is a_s z + b_s, φ, Φ the
-Gaussian density and distribution function [theory: multi-index, Eqs. (67), (68)]:
+Gaussian density and distribution function [theory: multi-index, Eqs. (32), (33)]:
 
     noise Δ    Z_out = Σ_s N(y; a_s ω + b_s, a_s² V + Δ) [Φ(u_{s+1}) - Φ(u_s)],
                u = (k - μ_s)/σ_s,   σ_s² = VΔ/(a_s² V + Δ),

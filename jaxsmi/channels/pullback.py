@@ -1,6 +1,6 @@
 r"""The channel of any function of a symmetric matrix of scores.
 
-Equations here [theory: attention-indexed, Eqs. (49) to (51)]: v = E·h are the coordinates of a
+Equations here [theory: attention-indexed, Eqs. (25) to (27)]: v = E·h are the coordinates of a
 symmetric h (T, T) along orthonormal matrices E_i under the Frobenius product. A Gaussian h of
 variance V off the diagonal and 2V on it has independent v_i of variance 2V, of which any channel
 knows g_v:

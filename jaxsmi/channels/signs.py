@@ -19,7 +19,7 @@ Equations here (ω, V as in channels/base.py; φ, Φ the Gaussian density and di
       Z_out = Σ_{p, s} N(z_1; ω_1, V_11)/(2√(y - p)) P(sign(z_2 z_3) = p s | z_1),   p <= y
 
 Source: [TCDKZ25], [TDDZLK24], [BKMMZ19], [P54]; [theory: multi-index, Eqs. (23), (25), (27) to
-(29), (69)].
+(29), (34)].
 """
 
 from __future__ import annotations

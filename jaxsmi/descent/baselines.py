@@ -2,10 +2,10 @@ r"""Baselines of bilinear sequence regression: ridge regression and the minimum 
 
 Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
 
-    ridge [theory: bilinear, Eq. (25)], penalty λ, in units where λ = Δ is the posterior mean of a
+    ridge [theory: bilinear, Eq. (30)], penalty λ, in units where λ = Δ is the posterior mean of a
     Gaussian S, label noise Δ:
         V (1 + α/(λ + V)) = 1,   c = V/(λ + V),   error = (V² + α Δ c²)/(1 - α c²)
-    nuclear norm [DGM13; theory: bilinear, Eqs. (26) to (30)], Δ = 0:
+    nuclear norm [DGM13; theory: bilinear, Eqs. (31) to (35)], Δ = 0:
         Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ, by Douglas–Rachford:
         x = z - Q (Qᵀ z - c),   p = shrink_τ(2x - z),   z ← z + p - x,
         Q an orthonormal basis of the inputs
@@ -69,7 +69,7 @@ def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) ->
         0.5951316645
 
     Source:
-        [theory: bilinear, Eq. (25)].
+        [theory: bilinear, Eq. (30)].
     """
     allowed = "finite numbers >= 0"
     alpha = validate.array("alpha", alpha, allowed, interval=NON_NEGATIVE)
@@ -112,7 +112,7 @@ def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Ar
         A bisection of integrals on 96 nodes.
 
     Source:
-        [DGM13], [theory: bilinear, Eqs. (28) to (30)].
+        [DGM13], [theory: bilinear, Eqs. (33) to (35)].
     """
     law = ProductLaw(
         aspect_ratio=validate.number("aspect_ratio", aspect_ratio, ASPECT),
@@ -186,7 +186,7 @@ def minimum_nuclear_norm(
         One QR, O(n² d L), then O(n d L) and one SVD a step; memory that of the inputs.
 
     Source:
-        [DGM13], [theory: bilinear, Eqs. (26), (27)].
+        [DGM13], [theory: bilinear, Eqs. (31), (32)].
     """
     validate.instance("model", model, Bilinear, "a rectangular Bilinear")
     validate.instance("data", data, Dataset, "a Dataset")

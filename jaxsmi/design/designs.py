@@ -7,13 +7,13 @@ linear map and its exact transpose:
     adjoint     Σ_μ X_μᵀ[g_μ]                                                    shape of the signal
     precision   A = α ⟨Σ_m g gᵀ⟩ = -α ⟨Σ_m ∂g_m/∂ω_m⟩                             (P, P)
 
-The two forms of A agree at Bayes-optimality [theory: multi-index, Eqs. (33), (34)]. Products with
+The two forms of A agree at Bayes-optimality [theory: multi-index, Eqs. (37), (38)]. Products with
 bfloat16 are float32. Where the samples are spread over devices each device holds a part of them,
 and every sum over samples goes over the `axes` of the mesh.
 
 There are three designs: rows W (P, D) of an index model, one rectangular matrix S (L, d), and L
-symmetric matrices, each with its operator [theory: multi-index, Eqs. (1), (33) to (36); bilinear,
-Eqs. (21) to (24); attention-indexed, Eqs. (40) to (44)]
+symmetric matrices, each with its operator [theory: multi-index, Eqs. (1), (37) to (40); bilinear,
+Eqs. (26) to (29); attention-indexed, Eqs. (43) to (47)]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""Corrections of message passing at finite dimension: calibration, widening of V, and damping.
 
-At D → ∞ from a Bayes-consistent start none of them acts [theory: multi-index, Eqs. (38) to (41)].
+At D → ∞ from a Bayes-consistent start none of them acts [theory: multi-index, Eqs. (42) to (46)].
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def calibration(
     Returns:
         The calibrated A (P, P), and the matrix (P, P) that multiplies b and the Onsager term.
 
-    Source: derived for this library [theory: multi-index, Eqs. (38) to (41)].
+    Source: derived for this library [theory: multi-index, Eqs. (42) to (46)].
     """
     D = b.shape[1]
     a, vectors = jnp.linalg.eigh(A)
@@ -160,7 +160,7 @@ def widened(V: Array, second_moment: Array, excess: Array) -> Array:
 class Damping(eqx.Module):
     """The damping d of a run, (W, C g) ← (1 - d) new + d old, and what it is chosen by. The memory
     C g is damped, not C alone: a damped W is a mixture of past g, and its Onsager term must be the
-    same mixture [theory: multi-index, Eq. (41)].
+    same mixture [theory: multi-index, Eq. (46)].
 
     At finite dimension an undamped run may wander around its fixed point for ever: for D = 1000
     phase retrieval at α = 0.9, three runs of four. There damping ends the run and costs nothing; a

@@ -198,7 +198,7 @@ def curve(
         One `state_evolution` for each α, of a fifth to all of the steps.
 
     Source:
-        [TCDKZ25], [theory: multi-index, Eqs. (42) to (48)].
+        [TCDKZ25], [theory: multi-index, Eqs. (49) to (55)].
     """
     model = model_argument(model)
     allowed = "finite numbers > 0, a list or an array (A,)"

@@ -1,6 +1,6 @@
 r"""State evolution: what message passing does as D → ∞, where it ends, and its free entropy.
 
-Equations here [TCDKZ25; theory: multi-index, Eqs. (43) to (51), (70) to (72)], S the second moment
+Equations here [TCDKZ25; theory: multi-index, Eqs. (50) to (58), (73) to (75)], S the second moment
 of the prior, V = S - Q, F_kr the map by one net at the noise Δ_k:
 
     Q̂ = α · channel.response(Q),   Q ← prior.overlap(Q̂)        (Gaussian prior: Q̂ (I + Q̂)^{-1})
@@ -16,7 +16,7 @@ minimisers and other posteriors (`learner_map`), and both for a matrix (`matrix_
 The largest Φ among the fixed points is the Bayes-optimal one. Noiseless channels have Φ → ∞ at
 Q = S beyond perfect recovery: compare differences away from there. log Z_out is that of
 `channel.statistic(y)`, which for attention is a density of u. Of matrices, per entry
-[theory: attention-indexed, Eq. (29); bilinear, Eq. (12)], q̂ = α f(q), I the mutual information of
+[theory: attention-indexed, Eq. (32); bilinear, Eq. (12)], q̂ = α f(q), I the mutual information of
 the prior, f = Ψ'/w:
 
     Φ(q) = w q̂ (Q_0 - q) - I(q̂) + α Ψ(q),      w = ¼ (symmetric), ½ (rectangular)
@@ -130,8 +130,8 @@ def state_evolution(
         1.6 s on one core after compilation; links of three fields with noise 5 to 15 s.
 
     Source:
-        [TCDKZ25], [theory: multi-index, Eqs. (42) to (48), (70) to (72)]; matrix models
-        [theory: attention-indexed, Eq. (27)].
+        [TCDKZ25], [theory: multi-index, Eqs. (49) to (55), (73) to (75)]; matrix models
+        [theory: attention-indexed, Eq. (30)].
     """
     bayes = learner is None or isinstance(learner, Bayes)
     model = model_argument(model, "inference" if bayes else None)
@@ -246,7 +246,7 @@ def noiseless_limit(
         One `state_evolution` for each noise.
 
     Source:
-        [theory: multi-index, Eqs. (70) to (72)].
+        [theory: multi-index, Eqs. (73) to (75)].
     """
     model = model_argument(model)
     averages, iteration = Averages.of(averages), Iteration.of(iteration)
@@ -335,7 +335,7 @@ def free_entropy(
         `points` posteriors.
 
     Source:
-        [TCDKZ25], [theory: multi-index, Eqs. (49), (51)].
+        [TCDKZ25], [theory: multi-index, Eqs. (56), (58)].
     """
     model = model_argument(model, "inference")
     alpha = validate.number("alpha", alpha, POSITIVE)

@@ -1,6 +1,6 @@
 """One step of generalised approximate message passing, as a solver of the one driver.
 
-Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (31) to (41)], for the signal W, its
+Equations here [Rangan11; TCDKZ25; theory: multi-index, Eqs. (35) to (46)], for the signal W, its
 posterior covariance C, and the variance of the fields V = C:
 
     ω = operator.forward(W) - onsager          (Onsager term: C g, C = ∂W/∂b)
@@ -17,7 +17,7 @@ start nothing is corrected, and undamped message passing follows state evolution
 
 The signal is W (P, D), or one matrix (1, rows, columns), whose entries take the place of D and
 whose fields are the entries of one small matrix a sample: the same contractions over the first
-axis, P = 1 [theory: attention-indexed, Eqs. (40) to (44)].
+axis, P = 1 [theory: attention-indexed, Eqs. (43) to (47)].
 
 Where the samples are spread over devices (`Dataset.sharded`) each device takes a step with its own,
 ω_μ and g_μ stay with them, and every Σ_μ goes over all devices; W, C and A are the same on all.
@@ -450,7 +450,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
         whose spectral radius is the stability: below one at a stable fixed point.
 
-        Source: [Rangan11], [theory: multi-index, Eqs. (41a), (41b)].
+        Source: [Rangan11], [theory: multi-index, Eqs. (47), (48)].
         """
         arguments = (self, state, self._draws(state))
         mesh = self.observations.mesh

@@ -1,6 +1,6 @@
 r"""State evolution of one matrix, by averages over a law of eigenvalues or singular values.
 
-Bayes [theory: attention-indexed, Eq. (27)], f the information of the channel and V(q̂) the error of
+Bayes [theory: attention-indexed, Eq. (30)], f the information of the channel and V(q̂) the error of
 the prior at the precision q̂:
 
     q̂ = α f(Q_0 - V(q̂))   ⇔   log q̂ - log f(Q_0 - V(q̂)) = log α

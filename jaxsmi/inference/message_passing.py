@@ -9,7 +9,7 @@ r"""Generalised approximate message passing on a data set: one engine for every 
                 the spectral start is returned
     best_end    of several starts, the end with the largest Bethe free entropy
 
-Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (31) to (41); spectral, section 5].
+Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (35) to (46); spectral, section 5].
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 r"""State evolution as a map of order parameters: the interface, and the map of Bayes.
 
-Equations here [theory: numerics, Eqs. (19), (23)], F the map of the order parameters x = (Q, M, V,
+Equations here [theory: numerics, Eqs. (24), (28)], F the map of the order parameters x = (Q, M, V,
 B), J its Jacobian, F_r the map by the points of one net, n(x) the numbers that a solution reports:
 
     x = F(x),   δx_r = (I - J)^{-1} (F_r - F)        error bars
     dx = (I - J)^{-1} ∂_θF dθ,   dn = ∂_θn dθ + ∂_x n dx        derivatives
 
 Bayes is the learner with M = Q, V = S - Q and B = 0, so that its x is V alone: one step of undamped
-message passing [TCDKZ25; theory: multi-index, Eqs. (43), (45), (46), (55)], S the second moment of
+message passing [TCDKZ25; theory: multi-index, Eqs. (50), (52), (53), (62)], S the second moment of
 the prior, Λ the precision of side information:
 
     V ↦ prior.mmse(Q̂),   Q̂ = α channel.response(S - V) + Λ

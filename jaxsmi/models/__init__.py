@@ -3,8 +3,8 @@
 base: the interfaces. index: functions of a few fields, ready-made in links; families of them are
 deep_attention and sequence_single_index [theory: multi-index, deep-attention, online-sgd]. matrix:
 one matrix of extensive rank, attention_indexed and bilinear [theory: attention-indexed, bilinear].
-symmetry: what labels leave open of W [theory: multi-index, Eqs. (65), (66)]. prediction: errors on
-new inputs [theory: multi-index, Eqs. (62) to (64)]. teacher_student: what online SGD sees.
+symmetry: what labels leave open of W [theory: multi-index, Eqs. (80), (81)]. prediction: errors on
+new inputs [theory: multi-index, Eqs. (77) to (79)]. teacher_student: what online SGD sees.
 """
 
 from jaxsmi.core.solution import Estimate

@@ -1,10 +1,10 @@
 r"""Attention-indexed models: attention of extensive rank, the label a function of the scores.
 
-Equations here [BTEZ25; theory: attention-indexed, Eqs. (1) to (7), (30) to (33), (45)],
+Equations here [BTEZ25; theory: attention-indexed, Eqs. (1) to (7), (33) to (36), (48)],
 S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d), α = n/d², ρ = r/d:
 
     h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d,   y = softmax(β h) | hardmax(h) | h + noise
-    L layers [Eq. (45)]: B_0 = I, A_l = softmax(β B_{l-1} h^l B_{l-1}ᵀ), B_l = (c I + A_l) B_{l-1},
+    L layers [Eq. (48)]: B_0 = I, A_l = softmax(β B_{l-1} h^l B_{l-1}ᵀ), B_l = (c I + A_l) B_{l-1},
         y = A_L
     perfect recovery from α = D(ρ)/M: M = T(T+1) (linear), T² + T - 2 (softmax);
         hardmax: never, V ~ c(ρ) α^{-2}, c(ρ) = π (1+ρ) D(ρ)²/(8 K²), K = ∫ φ²/(Φ(1 - Φ))

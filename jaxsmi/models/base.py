@@ -275,7 +275,7 @@ class AbstractModel(eqx.Module):
             One pass over the inputs; `bayes` 1024 N links, in blocks of at most 2^20 fields.
 
         Source:
-            [TCDKZ25], [theory: multi-index, Eqs. (62), (63)].
+            [TCDKZ25], [theory: multi-index, Eqs. (77), (78)].
         """
         weights = solution.weights if isinstance(solution, Solution) else solution
         remedy = "the solution of gamp or train"

@@ -1,6 +1,6 @@
 r"""Bilinear sequence regression: a label linear in a sequence, through a matrix of extensive rank.
 
-Equations here [ETBMZ25; theory: bilinear, Eqs. (1) to (4), (14) to (20)], a sequence X of L tokens
+Equations here [ETBMZ25; theory: bilinear, Eqs. (1) to (4), (19) to (25)], a sequence X of L tokens
 in d dimensions, S = (U V)ᵀ/√r (L, d) with U (d, r) and V (r, L) iid N(0, 1), β = L/d, ρ = r/d:
 
     y = ⟨X, S⟩/√(dL) + √Δ z,     α = n/(dL);   error ‖Ŝ - S‖²/(dL) = V, of a new label V (+ Δ)
@@ -8,7 +8,7 @@ in d dimensions, S = (U V)ᵀ/√r (L, d) with U (d, r) and V (r, L) iid N(0, 1)
     small width, ᾱ = n/(r (d + L)), ρ -> 0: something is learned from ᾱ = (1 + Δ) √β/(1 + β)
     β -> ∞ (Δ = 0): V = (1 - α)(1 - α/ρ);   ρ -> ∞: ridge regression with penalty Δ
 
-Symmetric [MTMKZ24; theory: bilinear, Eqs. (6), (7), (11), (15), (20)], S = W Wᵀ/√r (d, d),
+Symmetric [MTMKZ24; theory: bilinear, Eqs. (6), (7), (11), (20), (25)], S = W Wᵀ/√r (d, d),
 X symmetric and Gaussian, of variance 1 off the diagonal and 2 on it:
 
     y = ⟨X, S⟩/d + √Δ z,     α = n/d²;    error ‖Ŝ - S‖²/d² = V, of a new label 2V (+ Δ)
@@ -18,7 +18,7 @@ which is `AttentionIndexed(1, ρ, "linear", noise=Δ)` with X in place of x xᵀ
 network, with the same asymptotics. A hidden layer with noise σ, y = (1/√r) Σ_k (w_k·x/√d + σ z_k)²,
 has Δ = 4σ² + 2σ⁴.
 
-Other outputs, y = φ(z) + √Δ ξ of the field z [theory: bilinear, Eqs. (33) to (37)], have the
+Other outputs, y = φ(z) + √Δ ξ of the field z [theory: bilinear, Eqs. (14) to (18)], have the
 channels of index models with P = M = 1; signs of S are lost if φ is even.
 """
 
@@ -158,8 +158,8 @@ class Bilinear(MatrixModel):
 
     @property
     def small_width_threshold(self) -> Array:
-        """(1 + Δ) √β/(1 + β), 0 at β = ∞ [theory: bilinear, Eq. (19)]; of a symmetric matrix
-        (1 + Δ/2)/2 [theory: bilinear, Eq. (20)]."""
+        """(1 + Δ) √β/(1 + β), 0 at β = ∞ [theory: bilinear, Eq. (24)]; of a symmetric matrix
+        (1 + Δ/2)/2 [theory: bilinear, Eq. (25)]."""
         # the formula is ∞/∞ there
         return jnp.where(jnp.isinf(self.aspect_ratio), 0.0, super().small_width_threshold)
 

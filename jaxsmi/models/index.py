@@ -1,6 +1,6 @@
 """Models of indices: rows W (P, D) seen through the fields of M tokens.
 
-Equations here [TCDKZ25; theory: multi-index, Eqs. (1) to (3), (62) to (66)]:
+Equations here [TCDKZ25; theory: multi-index, Eqs. (1) to (3), (77) to (81)]:
 
     Z = W* x/√D (P, M),   y = link(Z) (+ noise),   α = N/D
     cosine_p = |M_pp| / √(Q_pp ρ_p),   M = Ŵ W*ᵀ/D,   Q = Ŵ Ŵᵀ/D,   ρ = W* W*ᵀ/D
@@ -11,7 +11,7 @@ Equations here [TCDKZ25; theory: multi-index, Eqs. (1) to (3), (62) to (66)]:
 
 `MultiIndex` is the model of any link, a JAX function of an array (P, M). Outputs of matrices have
 the same field laws, and so the same channels: y = φ(z) + √Δ ξ of one field z, or of symmetric
-scores h (T, T) [theory: bilinear, Eq. (33); attention-indexed, Eq. (49)].
+scores h (T, T) [theory: bilinear, Eq. (14); attention-indexed, Eq. (25)].
 """
 
 from __future__ import annotations

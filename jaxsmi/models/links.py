@@ -230,7 +230,7 @@ def sign_committee(
         [-1.0, 0.0, 1.0]
 
     Source:
-        [AMBKMZ18], [theory: multi-index, Eq. (77)].
+        [AMBKMZ18], [theory: multi-index, Eq. (30)].
     """
     k = validate.count("k", k)
     majority = validate.choice("vote", vote, ("majority", "mean")) == "majority"
@@ -331,7 +331,7 @@ def logistic(beta: ArrayLike = 1.0, prior: Prior = None) -> MultiIndex:
         A sum of 361 terms a denoiser, exact but for rounding up to β√V = 10.
 
     Source:
-        [theory: multi-index, Eq. (69)].
+        [theory: multi-index, Eq. (34)].
     """
     return _model(LogisticChannel(validate.number("beta", beta, _BETA)), prior, "logistic")
 
@@ -446,7 +446,7 @@ def piecewise_linear(
         A closed form for each piece.
 
     Source:
-        [theory: multi-index, Eqs. (67), (68)].
+        [theory: multi-index, Eqs. (32), (33)].
     """
     a = validate.array("slopes", slopes, "numbers (S,), S >= 1")
     check(a.ndim == 1, "slopes", slopes, "numbers (S,), S >= 1")

@@ -1,13 +1,13 @@
 r"""Models of one matrix of extensive rank: scalar overlaps, small width, factors as students.
 
 Equations here, small width ρ -> 0 at fixed ᾱ = n/(numbers in the factors)
-[theory: attention-indexed, Eq. (33); bilinear, Eqs. (18), (20)], V(t) of the prior, Q_0 = 1:
+[theory: attention-indexed, Eq. (36); bilinear, Eqs. (23), (25)], V(t) of the prior, Q_0 = 1:
 
     t = c ᾱ f(1 - V),   c = 1, or 1 + β of a rectangular matrix;   something is learned from
     ᾱ_c = t_c/(c f(0)),  with t_c the t at which V(t) starts to fall
 
 A symmetric S has n/(r d) = ᾱ, a rectangular one n/(r (d + L)) = ᾱ. Students and teachers are
-factors [theory: attention-indexed, Eqs. (1), (40); bilinear, Eq. (1)]:
+factors [theory: attention-indexed, Eqs. (1), (43); bilinear, Eq. (1)]:
 
     symmetric    S_l = W_lᵀ W_l/√(r d),  W (L r, d) of L layers;   signal √d S (L, d, d)
     product      S = Bᵀ C/√r,  [B, C] (r, L + d), or S = Wᵀ W/√r of W (r, d);   signal S (1, L, d)
@@ -130,7 +130,7 @@ class MatrixModel(AbstractModel):
     @property
     def recovery_alpha(self) -> Array:
         """The α above which perfect recovery is stable, by counting: D/M, degrees of freedom over
-        the numbers that a label fixes [theory: attention-indexed, Eq. (31); bilinear, Eq. (14)]; L
+        the numbers that a label fixes [theory: attention-indexed, Eq. (34); bilinear, Eq. (19)]; L
         times as much for L matrices; inf with noise, or if a label fixes no numbers."""
         model_argument(self, "inference")
         readout = self.readout

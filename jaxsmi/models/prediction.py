@@ -1,7 +1,7 @@
 r"""Prediction errors on new inputs, without label noise.
 
 Equations here, of index models at given overlaps, by randomised nets [theory: multi-index,
-Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
+Eqs. (77) to (79)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
 
     theory:            z = ω + (ρ - Q)^{1/2} η
     of an estimate:    z = Mᵀ Q^{-1} ω + (ρ - Mᵀ Q^{-1} M)^{1/2} η
@@ -9,7 +9,7 @@ Eqs. (62) to (64)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
     plug-in:  E ‖link(z) - link(ω)‖²;     Bayes:  ½ E ‖link(z) - link(z')‖²
     of one input:  E[link(z)|ω],  √Var[link(z)|ω],   z = ω + V^{1/2} η,  V of the run
 
-of matrix scores [theory: attention-indexed, Eqs. (34) to (39)], ω ~ √q GOE(T),
+of matrix scores [theory: attention-indexed, Eqs. (37) to (42)], ω ~ √q GOE(T),
 h = ω + √V GOE(T), Q_0 = q + V, of E[y|ω] and of y(ω):
 
     linear            T(T+1) V                                  the same
@@ -303,7 +303,7 @@ def generalization_error(
         `points` links.
 
     Source:
-        [TCDKZ25], [theory: multi-index, Eqs. (62) to (64)].
+        [TCDKZ25], [theory: multi-index, Eqs. (77) to (79)].
     """
     several = getattr(overlap, "solutions", overlap)  # of a Curve, which is above this package
     if isinstance(several, list | tuple) and several and isinstance(several[0], Solution):

@@ -2,7 +2,7 @@
 
 Symmetries are groups that act on rows of W and change no label, so that labels cannot determine
 them. A symmetry acts on a block of rows. It measures an estimate up to its group, and brings one
-onto a teacher [theory: multi-index, section 9, Eqs. (65), (66)], with M = Ŵ W*ᵀ/D, Q = Ŵ Ŵᵀ/D and
+onto a teacher [theory: multi-index, section 9, Eqs. (80), (81)], with M = Ŵ W*ᵀ/D, Q = Ŵ Ŵᵀ/D and
 ρ = W* W*ᵀ/D of the block:
 
     none, sign, joint sign       M_pp/√(Q_pp ρ_pp), with its sign, |..|, or one common sign

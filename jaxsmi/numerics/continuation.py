@@ -1,6 +1,6 @@
 r"""The limit of a quantity as a small parameter goes to zero by an unknown power.
 
-Equations here [theory: multi-index, Eqs. (70), (71)]: x_k at Δ_k = Δ_1 r^{1-k}, k = 1 .. K,
+Equations here [theory: multi-index, Eqs. (73), (74)]: x_k at Δ_k = Δ_1 r^{1-k}, k = 1 .. K,
 
     x_k = x + a Δ_k^p  ⟹  r^p = ⟨d_{K-1}, d_K⟩/⟨d_K, d_K⟩,   d_k = x_k - x_{k-1}
     x ≈ A_K = x_K + d_K/(r^p - 1)                       (Aitken),   p in [1/4, 2]

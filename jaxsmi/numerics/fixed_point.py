@@ -20,10 +20,10 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 * error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ;
 * implicit derivative: dV = (I - J)^{-1} ∂_θ F dθ. At a marginal fixed point I - J is singular: NaN.
 
-Source: [theory: numerics, Eqs. (18) to (23)].
+Source: [theory: numerics, Eqs. (23) to (28)].
 
 Solutions have their derivatives by the equation that they satisfy, not by the steps of a solver
-[theory: numerics, Eqs. (23), (24)]:
+[theory: numerics, Eqs. (28), (29)]:
 
     fixed point V = F(V, θ):   dV = (I - J)^{-1} ∂_θF dθ
     root h(α, θ) = 0:          dα = -(∂_θh/∂_αh) dθ

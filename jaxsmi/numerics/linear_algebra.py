@@ -1,7 +1,7 @@
 """Small matrices: functions of eigenvalues, differentiable where these agree; triangular factors.
 
 Equations here: the root R of a positive semi-definite Q has the derivative that solves R dR + dR R
-= dQ [theory: numerics, Eq. (17)]; Λ Λᵀ = A (Cholesky); and Bartlett's decomposition of a Wishart
+= dQ [theory: numerics, Eq. (22)]; Λ Λᵀ = A (Cholesky); and Bartlett's decomposition of a Wishart
 matrix [theory: online-sgd, Eqs. (54), (58)]: n rows of m standard normals have the Gram matrix A Aᵀ
 with A_ii² ~ χ²_{m - i}, i = 0, .., n - 1, and A_ij ~ N(0, 1) below the diagonal, all independent.
 χ² comes from Marsaglia and Tsang's rejection with a fixed number of tries, more of them for few

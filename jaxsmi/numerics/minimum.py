@@ -9,7 +9,7 @@ Each start of each sample is one lane of a vectorised loop. A few steps are take
 then those that have not ended are gathered, some at a time, so that the slowest do not hold up the
 rest. A minimiser of a library would be called once a sample and is built for few large problems.
 
-`minimise` [theory: multi-index, Eq. (61)]: L-BFGS steps of optax on the gradient, scaled so that
+`minimise` [theory: multi-index, Eq. (72)]: L-BFGS steps of optax on the gradient, scaled so that
 the first step has length 0.2; steps are at most 0.3 long, a step after which the objective rose
 goes half way back, and where the curvature has the wrong sign the step is down the gradient.
 """

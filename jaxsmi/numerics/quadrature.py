@@ -1,6 +1,6 @@
 r"""Points and weights of averages: rules in one variable, randomised nets, shifted grids.
 
-Equations here [theory: numerics, Eqs. (1), (5), (6), (10), (12)]:
+Equations here [theory: numerics, Eqs. (1), (8), (9), (14), (16)]:
 
 * Gauss–Legendre, ∫_a^b f dx ≈ Σ_k w_k f(x_k): exact for polynomials of degree 2n - 1;
 * Gauss–Hermite, E f(x) ≈ Σ_k w_k f(x_k) under N(0, 1);

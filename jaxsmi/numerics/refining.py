@@ -1,6 +1,6 @@
 r"""Posterior moments by integrals that refine themselves, each with an error estimate.
 
-Equations here [theory: numerics, Eqs. (7) to (9)]; t ∈ R^d is standard Gaussian, and the branches s
+Equations here [theory: numerics, Eqs. (10) to (12)]; t ∈ R^d is standard Gaussian, the branches s
 are copies of the integrand of other signs:
 
     mass = Σ_s ∫ φ(t) f(t) e^{ℓ_s(t)} dt,   ⟨τ⟩, ⟨τ τᵀ⟩ under its weight,   τ = (t, r_s(t))

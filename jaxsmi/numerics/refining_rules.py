@@ -4,7 +4,7 @@ Equations here:
 
 * the trapezoidal rule, ∫ φ(t) f(t) dt ≈ h^d Σ_k φ(t_k) f(t_k), on the nodes of a ball: for a smooth
   f the error falls faster than any power of h [TW14], [theory: numerics, Eqs. (1) to (4)];
-* a randomised Gaussian net, (1/N) Σ_i f(t_i) [M98], [theory: numerics, Eqs. (5), (6)]; at fine
+* a randomised Gaussian net, (1/N) Σ_i f(t_i) [M98], [theory: numerics, Eqs. (8), (9)]; at fine
   levels the net of a wider Gaussian, (1/N) Σ_i f(s t_i) φ(s t_i) s^d/φ(t_i), whose effective
   number of points at f = 1 is that of a net over (s²/√(2s² - 1))^d.
 
@@ -149,7 +149,7 @@ class TrapezoidRule(AbstractRule):
     [theory: numerics, section 3]. Halves of one parity along one axis, and of one chequerboard of
     two axes, are compared with the whole: a chequerboard of all axes is blind to what is narrow
     along one of them and wide along another, as to a jump across a plane along an axis
-    [theory: numerics, Eq. (26)].
+    [theory: numerics, Eq. (5)].
 
     What is even in t and narrow, mirror images see alike. The fields of attention change their sign
     token by token together, which a chequerboard of two axes sees. In one variable, and where

@@ -9,7 +9,7 @@ iid N(0, 1), ρ = r/d, observed with precision q̂ as R = S + q̂^{-1/2} Z:
         (d² D/2 numbers determine a symmetric positive matrix of rank r)
     I(q̂): mutual information per d², dI/dq̂ = V/4
     small width, q̂ = tρ, ρ → 0:  F = max(1 - 1/t, 0)²
-        (print has 1 - t [theory: attention-indexed, Eq. (33)])
+        (print has 1 - t [theory: attention-indexed, Eq. (36)])
 
 Rectangular [theory: random-matrices, Eqs. (19), (20), (30) to (36)], S (L, d), U (d, r), V (r, L)
 iid N(0, 1), ρ = r/d, β = L/d, observed as S + q̂^{-1/2} Z (below V is the error). The law does not

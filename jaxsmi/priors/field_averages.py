@@ -1,6 +1,6 @@
 r"""Averages over the field b = Q̂w + Q̂^{1/2}ξ of a prior with iid columns, by quadrature.
 
-Equations here [TCDKZ25], [theory: numerics, section 6, Eqs. (14) to (16)],
+Equations here [TCDKZ25], [theory: numerics, section 6, Eqs. (18) to (21)],
 [theory: multi-index, Eqs. (14) to (16)]:
 
 * E h(b, Q̂) over nodes u, b = Q̂^{1/2}u, u = Q̂^{1/2}w + ξ. The posterior varies in u on a scale of

@@ -1,6 +1,6 @@
 r"""Online SGD of the factors of a matrix of extensive rank, of attention S_1 = Wᵀ W/√(r_1 d).
 
-Equations here [theory: online-sgd, Eqs. (76) to (81)]: a teacher S_2 of spectrum μ_2 (s, averages
+Equations here [theory: online-sgd, Eqs. (77) to (82)]: a teacher S_2 of spectrum μ_2 (s, averages
 ⟨·⟩), overlaps q_kl = Tr S_k S_l/d, risk Φ(q) of one fresh sample, factors W (r_1, d) of entries
 ν N(0, 1) at the start, n steps of rate η on the mean loss of B samples, κ = η/B, α = nB/d², t = κα:
 

@@ -296,7 +296,7 @@ def flow(
         for two tokens on a core, milliseconds for networks with a series; of factors 3 s.
 
     Source:
-        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67), (76) to (81)].
+        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67), (77) to (82)].
     """
     increasing = "increasing numbers >= 0"
     record_times = jnp.atleast_1d(validate.array("times", times, increasing, interval=NON_NEGATIVE))

@@ -1,6 +1,6 @@
 r"""Exponents of a link: the orders at which samples, or functions of their labels, show its rows.
 
-Equations here [ALSKZ25; theory: online-sgd, Eqs. (19) to (22), (75), (75a)], z all P·M fields, h_n
+Equations here [ALSKZ25; theory: online-sgd, Eqs. (19) to (22), (75), (76)], z all P·M fields, h_n
 orthonormal Hermite products, P_k = Σ_{|n|=k} ‖ĝ_n‖²:
 
     information   the least |n| >= 1 with ĝ_n = E[y h_n(z)] != 0

@@ -74,7 +74,7 @@ class BranchPoint(eqx.Module):
 
     A posterior is the cost. F, J and the growth rate of new directions are averages over the same
     posteriors, so that a point of the curve costs one average.
-    [theory: multi-index, Eqs. (52), (55), (74) to (76)]
+    [theory: multi-index, Eqs. (59), (62), (65) to (67)]
 
     Attributes:
         alpha: α.

@@ -1,6 +1,6 @@
 r"""The α at which the growth of the next directions crosses one: one step of the staircase.
 
-Equations here [theory: multi-index, Eqs. (56), (60), (74) to (76)], θ the numbers of a model, c ≈
+Equations here [theory: multi-index, Eqs. (63), (65) to (67), (71)], θ the numbers of a model, c ≈
 ∂log λ_max/∂V by secants:
 
     h(α, θ) = log α λ_max(𝒢_{Q(α, θ)}) = 0,     dα_c = -∂_θ h/∂_α h

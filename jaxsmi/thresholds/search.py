@@ -1,6 +1,6 @@
 r"""Threshold search by gradients: the parameter of a link that minimises or prescribes a threshold.
 
-Equations here [theory: multi-index, Eqs. (60), (61)], for a model built from parameters p and the
+Equations here [theory: multi-index, Eqs. (71), (72)], for a model built from parameters p and the
 threshold α_c(p) of one step of its staircase:
 
     minimise log α_c(p),  or ½ (log α_c(p) - log target)²,
@@ -95,7 +95,7 @@ def search_threshold(
         A threshold and its derivative per evaluation. It runs outside jit.
 
     Source:
-        [theory: multi-index, Eqs. (60), (61)].
+        [theory: multi-index, Eqs. (71), (72)].
     """
     validate.function("build", build, _BUILD)
     allowed = "a tree of real numbers"

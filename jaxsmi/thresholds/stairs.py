@@ -1,6 +1,6 @@
 r"""The staircase: what is learned first, and at which sample complexity what is learned next.
 
-Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (55), (56)]; 𝒢 and N as in weak.py:
+Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (62), (63)]; 𝒢 and N as in weak.py:
 
 * α λ_max(𝒢_{Q(α)}) = 1 along the stable fixed point Q(α) that has only the subspace Π learned,
       V = S - Π [S - prior.mmse(α Π response(Q) Π)] Π;
@@ -94,7 +94,7 @@ def staircase(
         fine.
 
     Source:
-        [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (56), (60), (74) to (76)].
+        [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (59) to (63), (65) to (67), (71)].
     """
     key = validate.key("key", key)
     most = float(lax.stop_gradient(validate.number("alpha_max", alpha_max, POSITIVE)))

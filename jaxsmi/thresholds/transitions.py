@@ -1,5 +1,5 @@
 """First-order transitions: two branches of fixed points, which one is optimal, where each ends; and
-the α above which perfect recovery is stable [theory: multi-index, Eqs. (45), (49), (57) to (59)].
+the α above which perfect recovery is stable [theory: multi-index, Eqs. (52), (56), (68) to (70)].
 """
 
 from __future__ import annotations
@@ -431,7 +431,7 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
         1.5
 
     Source:
-        [theory: multi-index, Eqs. (57), (58)].
+        [theory: multi-index, Eqs. (68), (69)].
     """
     model = model_argument(model)
     valid = validate.valid(model)

@@ -70,7 +70,7 @@ class Growth(eqx.Module):
     X what is learned next. Learned × new directions grow more slowly: 𝒢 is completely positive, so
     that their rate is at most the geometric mean of those of learned × learned, below one, and
     new × new. Where N E[g gᵀ] N ≠ 0 these directions are learned at once.
-    [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (52), (54)]
+    [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (59), (61)]
 
     Attributes:
         rate_per_net: ⟨X, 𝒢 X⟩ of each net (R,).
@@ -229,7 +229,7 @@ def weak_recovery(
         at each, by the integral over all fields.
 
     Source:
-        [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (52) to (54), (70) to (72)].
+        [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (59) to (61), (73) to (75)].
     """
     key = validate.key("key", key)
     points_per_net, nets = Averages.of(averages).sizes(2**16, _NETS, 2)

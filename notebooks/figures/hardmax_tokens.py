@@ -12,7 +12,7 @@ What the label of a sequence of T tokens tells of its scores, the response :math
 integral of the library (line). T = 2 to 5: Monte-Carlo (circles), Eqs. (23), (24): given the scores
 off the diagonal, those on it are independent, so that each draw counts for all :math:`2^T` choices
 of the tokens that point at themselves. Dashed: :math:`\sqrt V f` as a polynomial in :math:`\sqrt V`.
-Right: of small width nothing is learned below :math:`\bar\alpha_c = 1/f(0)`, Eq. (34). Model: arXiv
+Right: of small width nothing is learned below :math:`\bar\alpha_c = 1/f(0)`, Eq. (37). Model: arXiv
 2506.01582; more than two tokens are derived for this library.
 """
 

@@ -40,7 +40,7 @@ def softmax_errors(alphas):
 
 def half_width_errors(alphas, tokens):
     """Of ρ = 1/2 and T tokens: one function of α (T² + T - 2) [theory: attention-indexed, Eq.
-    (31)]."""
+    (34)]."""
     grid = np.ones((5, 256))
     grid[2, : len(alphas)] = alphas * (tokens**2 + tokens - 2) / 4
     return softmax_errors(grid)[2, : len(alphas)]

@@ -1,4 +1,4 @@
-"""Labels against what a run believes of them [theory: multi-index, Eq. (40a)]."""
+"""Labels against what a run believes of them [theory: multi-index, Eq. (45)]."""
 
 import jax
 import jax.numpy as jnp

@@ -71,7 +71,7 @@ def test_a_users_step_has_none_in_its_own_numbers():
 
 @SLOW
 def test_the_free_entropy_of_signs_has_the_slope_of_its_equation():
-    """dΦ/dq = ½ (F(q) - q) dq̂/dq [theory: multi-index, Eq. (50)]: by the values themselves, whose
+    """dΦ/dq = ½ (F(q) - q) dq̂/dq [theory: multi-index, Eq. (57)]: by the values themselves, whose
     differences at one key carry noise of about .02. Along the sampled labels it was -.48."""
 
     def potential(q):

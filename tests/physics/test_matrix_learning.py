@@ -134,7 +134,7 @@ def test_side_information_and_the_informed_start():
     starts = (None, smi.Start(side_information=0.9), "informed")
     plain, told, informed = (smi.gamp(model, data, key=KEY, start=start) for start in starts)
     assert told.error < 0.5 * plain.error
-    # one fixed point [theory: attention-indexed, Eq. (27)]
+    # one fixed point [theory: attention-indexed, Eq. (30)]
     np.testing.assert_allclose(informed.error, plain.error, rtol=0.05)
 
 
@@ -286,7 +286,7 @@ def test_descent_from_a_small_start():
 @SLOW
 @pytest.mark.parametrize("model", [smi.Bilinear(1.5, 0.3), smi.Bilinear(1.0, 0.3, symmetric=True)])
 def test_descent_follows_its_equations(model):
-    """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) [theory: bilinear, Eqs. (31), (32)], for both kinds of
+    """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) [theory: bilinear, Eqs. (36), (37)], for both kinds of
     factors."""
     data = model.sample(KEY, dimension=10, alpha=0.5)
     fit, still = (
