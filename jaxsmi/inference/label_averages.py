@@ -4,14 +4,14 @@ Equations here [Cui24; theory: empirical-risk, Eqs. (6) to (15)], for labels of 
 (W*, link*) and a learner (g, f), ξ and η iid N(0, 1):
 
     ω_m  = B E_mᵀ + Q^{1/2} ξ_m
-    z*_m = R* E_mᵀ + Mᵀ Q^{-1/2} ξ_m + ρ^{1/2} η_m,   ρ = S - Mᵀ Q^{-1} M
+    z*_m = R* E_mᵀ + Mᵀ Q^{-1/2} ξ_m + V*^{1/2} η_m,   V* = S - Mᵀ Q^{-1} M
     y    = link*(z*, noise)
     Q̂ = α E Σ_m g_m g_mᵀ,      M̂ = α E Σ_m ∂g_m/∂z*_m
     V̂ = -α E Σ_m ∂g_{m,m},     B̂ = α E Σ_m g_m E_m
 
 M̂ is the slope along the label where learner and teacher have one; finitely many labels are summed
 over, and M̂ = α E Σ_m g_m g*_mᵀ with the teacher's Bayes g* at its field; else it is Stein's
-α E Σ_m g_m (ρ^{-1/2} η_m)ᵀ. By parts V̂ = (M̂ Mᵀ - α E Σ_m g_m (ω_m - B E_mᵀ)ᵀ) Q^{-1}: this
+α E Σ_m g_m (V*^{-1/2} η_m)ᵀ. By parts V̂ = (M̂ Mᵀ - α E Σ_m g_m (ω_m - B E_mᵀ)ᵀ) Q^{-1}: this
 differs from the divergence by the jumps of g in ω, which that misses (`jumps=True` takes it).
 """
 
@@ -147,7 +147,7 @@ class LabelAverages(eqx.Module):
         self, x: OrderParameters, omega: Array, z: Array, rho: Array, weight: Array
     ) -> _Labelled:
         """Each point with each of finitely many labels, weighted by its probability given the mean
-        `z` and the covariance ρ of the teacher's fields."""
+        `z` and the covariance V* of the teacher's fields."""
         channel = self.model.channel
         outcomes = channel.outcomes
         assert outcomes is not None
@@ -206,7 +206,7 @@ class LabelAverages(eqx.Module):
         channel = self.model.channel
         if channel.outcomes is not None or not self.learner.regularity.label_slope:
             return by_score
-        # the score divides by ρ^{1/2}: its average is all noise where ρ vanishes
+        # the score divides by V*^{1/2}: its average is all noise where V* vanishes
         slope = self.alpha * labelled.mean(reply.label_derivative)
         # labels that jump with the fields have no slope, though their average has
         moves = channel.pathwise
@@ -224,12 +224,12 @@ class LabelAverages(eqx.Module):
         return labelled.mean(jnp.sum(gap**2, axis=1))
 
     def _remainder(self, x: OrderParameters) -> Array:
-        """ρ = S - Mᵀ Q^{-1} M (P*, P*): the covariance of teacher fields given the student's."""
+        """V* = S - Mᵀ Q^{-1} M (P*, P*): the covariance of teacher fields given the student's."""
         half = inverse_root(x.overlap) @ x.teacher_overlap
         return symmetric(self.teacher_law.second_moment - half.T @ half)
 
     def admissible(self, x: OrderParameters) -> Array:
-        """Q, V and ρ are positive definite, and all is finite."""
+        """Q, V and V* are positive definite, and all is finite."""
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(x)]))
         # eigenvalues of matrices with NaN stop the program with jax_debug_nans
         safe = jax.tree.map(lambda a: jnp.where(finite, a, 1.0), x)
@@ -237,6 +237,6 @@ class LabelAverages(eqx.Module):
         definite = jnp.where(values[0] > 0.0, safe.overlap, jnp.eye(len(values)))
         rho = self._remainder(eqx.tree_at(lambda x: x.overlap, safe, definite))
         positive = (values[0] > 0.0) & (jnp.linalg.eigvalsh(symmetric(safe.covariance))[0] > 0.0)
-        # M may reach the teacher exactly: rounding of ρ = 0
+        # M may reach the teacher exactly: rounding of V* = 0
         size = jnp.trace(self.teacher_law.second_moment)
         return finite & positive & (jnp.linalg.eigvalsh(rho)[0] > -1e-12 * size)

@@ -1,10 +1,10 @@
 r"""The spectrum of a matrix that a learner has learned, as D → ∞.
 
-Equation here [theory: trained-attention, section 2], μ_R the law of the eigenvalues, or singular
-values, of the matrix R that labels tell of, and F the shrinkage of the penalty, of slope f above
-its threshold θ:
+Equation here [theory: trained-attention, Eq. (5)]. Labels show the matrix Y = c (S* + √δ Z), and the
+penalty shrinks its values by F, of slope f above a threshold θ. All values (eigenvalues, or singular
+values) are those of a matrix over (dL)^{1/4}, μ_δ those of S* + √δ Z:
 
-    μ_S(s) = μ_R(θ + s/f)/f   (s > 0),     mass at zero  ∫_{|x| <= θ} μ_R
+    μ_S(s) = μ_δ((θ + s/f)/c)/(c f)   (s > 0),     mass at zero  ∫_{|c x| <= θ} μ_δ
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from jaxsmi.numerics.symmetric_spectrum import AbstractSpectrum
 
 
 class LearnedSpectrum(eqx.Module):
-    """Eigenvalues of a symmetric S, or singular values of S/(dL)^{1/4}: an atom and a density.
+    """Spectrum of a learned matrix: an atom at zero and a density.
+
+    Values s are eigenvalues of S/√d if S is symmetric (of `smi.AttentionIndexed`: of S itself, in
+    the units of that model), else singular values of S/(dL)^{1/4}. They are of order one.
 
     Attributes:
         zero: The fraction of them that is zero.
         edges: Edges (4,) of the bands from left to right; the two inner ones are NaN where there is
-            one band. A band next to another with a small mass has the outliers.
+            one band. A second band of small mass holds the outliers.
     """
 
     zero: Array
@@ -35,7 +38,7 @@ class LearnedSpectrum(eqx.Module):
 
     @property
     def edges(self) -> Array:
-        """Edges of the bands of R, shrunk."""
+        """Edges of the bands of Y, shrunk."""
         return self.shrinkage(self.gain * self.law.edges)
 
     def density(self, values: ArrayLike) -> Array:

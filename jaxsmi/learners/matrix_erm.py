@@ -7,8 +7,8 @@ u are O(1), h_μ the fields of S and σ the output of the model:
     R(S) = Σ_μ ℓ(σ(h_μ), y_μ) + (λ/2) ‖S‖² + τ u ‖S‖_*
     field    argmin_S  w A ‖R - S‖² + (λ/2) ‖S‖² + τ u ‖S‖_*:  of every singular value s u of R
              f(s) = (2 w A s - τ)_+/(2 w A + λ),   w = 1/4 of a symmetric matrix, 1/2 of another
-    factors  S = Bᵀ C/√r with weight decay κ of B (r, L) and C (r, d):  τ = κ √ρ/β^{1/4}
-             S = Wᵀ W/√r with weight decay κ of W (r, d):  τ = κ √ρ/2, and S ⪰ 0
+    factors  S = Bᵀ C/√r with weight decay η of B (r, L) and C (r, d):  τ = η √ρ/β^{1/4}
+             S = Wᵀ W/√r with weight decay η of W (r, d):  τ = η √ρ/2, and S ⪰ 0
 
 as the least ½ (‖B‖² + ‖C‖²) of factors of one matrix is its nuclear norm, if r reaches its rank.
 Labels linear in S and the square loss have closed forms. Other losses see the fields through their
@@ -207,19 +207,19 @@ class MatrixErm(AbstractLearner):
         loss: Callable[[Array, Array], Array] = losses.squared,
     ) -> MatrixErm:
         """Return the risk that a student with factors minimises under weight decay
-        (κ/2) ‖factors‖², if its width reaches the rank of the minimum.
+        (η/2) ‖factors‖², if its width reaches the rank of the minimum.
 
-        `smi.train(student, data, optax.chain(optax.add_decayed_weights(κ), optax.sgd(rate)),
+        `smi.train(student, data, optax.chain(optax.add_decayed_weights(η), optax.sgd(rate)),
         gradient=smi.Gradient(loss=loss, reduction="sum"), ..)` descends it.
 
         Args:
             student: `smi.Bilinear(..)`, or `smi.AttentionIndexed(..)`, of which only the output,
                 the ratios of its sides and its width are used.
-            decay: κ > 0.
+            decay: η > 0.
             loss: As in `MatrixErm`.
 
         Returns:
-            A `MatrixErm`, τ = κ √ρ/β^{1/4}, or κ √ρ/2 of a symmetric matrix.
+            A `MatrixErm`, τ = η √ρ/β^{1/4}, or η √ρ/2 of a symmetric matrix.
 
         Raises:
             ValueError: For another student, or a decay that is not positive.
