@@ -128,7 +128,8 @@ class Dataset(Described):
         model: The model that made the labels (set by `sample`). None: taken to be the model that
             learns.
         directions: U (K, D), the fixed directions around which tokens lie (set by `sample`).
-        encoding: E (M, K), how much of each every token has: inputs have the mean E U/√D.
+        encoding: E (M, K), coefficients of the tokens along the directions: inputs have the mean
+            E U/√D.
         whitening: How the inputs were transformed (set by `whiten` and `standardise`).
 
     Raises:
@@ -299,8 +300,9 @@ class Dataset(Described):
         r"""Test the inputs against the assumption of message passing: iid entries of mean zero and
         variance one.
 
-        Sums of squares beside their law for iid entries: of the mean, of variances of features and
-        tokens, of correlations of features and of tokens; fixed directions are taken off first.
+        Sums of squares are compared with their law for iid entries: of means, of variances of
+        features and tokens, of correlations of features and of tokens. Fixed directions are
+        subtracted first.
 
         Args:
             quick: Use 64 features and 2^17 numbers at most. Default False: all.
@@ -337,18 +339,18 @@ class Dataset(Described):
 
             Σ = U diag(s) Uᵀ,   x' = C^{-1/2} x U diag(s)^{-1/2},   W' = W U diag(s)^{1/2}
 
-        The teacher goes with them, `unwhiten` maps estimates back. Set the prior to the law of
-        W': for iid Gaussian W, `priors.GaussianProfile(whitening.variances)` is Bayes-optimal;
+        The teacher is transformed too, and `unwhiten` maps estimates back. Set the prior to the law
+        of W': for iid Gaussian W, `priors.GaussianProfile(whitening.variances)` is Bayes-optimal;
         `priors.Gaussian([[mean of s]])` follows its own theory, but ignores the variances. With
         `tokens`, the link of the new inputs is link(z C^{1/2}). Means are not subtracted:
         `data.standardise().whiten()` does both, and maps weights back through both.
 
         Args:
             covariance: Σ (D, D) of the features; or other inputs (N', M, D) or (N', D), labelled or
-                not, many more than D tokens, from which it is estimated: the covariance left has
-                eigenvalues of relative variance c = D/(N' M). Default: estimated from these inputs,
-                which is good only for N M >> D: they then have Σ̂ = I exactly, which iid ones do
-                not, and overlaps are off by O(D/(N M)).
+                not, many more than D tokens, from which it is estimated: the covariance that
+                remains has eigenvalues of relative variance c/(1 - c), c = D/(N' M). Default:
+                estimated from these inputs, which is good only for N M >> D: they then have Σ̂ = I
+                exactly, which iid ones do not, and overlaps are off by O(D/(N M)).
             tokens: C (M, M) of the tokens. Default: they are not correlated.
 
         Returns:
@@ -385,9 +387,9 @@ class Dataset(Described):
             x' = (x - x̄) / s,   W' = W diag(s)
 
         x̄ (M, D) are the means of the samples, s (D,) the standard deviations of the features. The
-        teacher is transformed too, and `unwhiten` maps estimates back. Fields lose the constant
-        W x̄/√D, an offset that labels of a link without one do not have. New inputs:
-        `data.whitening.whitened(inputs)`.
+        teacher is transformed too, and `unwhiten` maps estimates back. Fields lose the constant W
+        x̄/√D: if labels depend on the raw inputs, the link of the new ones needs this offset. New
+        inputs: `data.whitening.whitened(inputs)`.
 
         Returns:
             A `Dataset` with a `whitening`.

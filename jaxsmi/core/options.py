@@ -160,8 +160,8 @@ class Bayes(eqx.Module):
             that the prior receives: "outer" (1/D) Σ g gᵀ, "divergence" -(1/D) Σ ∂g, "controlled"
             the first with a control variate, "state" the value of state evolution at the current V.
             Default: the model's own; indices "controlled", matrices "state", hardmax "outer".
-        calibrate: Rescale A and b where the norm of b disagrees with A, and widen V where labels
-            do. Default: for indices True, for matrices False.
+        calibrate: Rescale A and b if the norm of b disagrees with A, and widen V if the labels
+            disagree with it. Default: True for index models, False for matrices.
 
     Raises:
         ValueError: For another word.
@@ -180,7 +180,7 @@ class Bayes(eqx.Module):
 
 
 class Record(eqx.Module):
-    """A quantity that a run records beside its usual history, and how often all is recorded.
+    """A quantity that a run records besides its usual history, and how often it records.
 
     Args:
         function: Any function of a state (of the weights, in training) to a tree of arrays, kept in
@@ -268,7 +268,7 @@ def setup(
             for versions of jaxlib whose flags are not known. Variables in XLA_FLAGS are left as
             they are. Default True.
         cache: Folder of JAX's persistent compilation cache, a gigabyte at most. A folder that JAX
-            was given otherwise stays. Default None: no cache is set.
+            already has is kept. Default None: no cache is set.
 
     Raises:
         ValueError: For an argument of another type.

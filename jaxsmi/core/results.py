@@ -18,8 +18,8 @@ INACCURATE_SHARE = 0.01
 
 class Result(enum.IntEnum):
     """How a run ended, a code that passes through `jit` and `vmap`. `Result(code).remedy` says what
-    happened and what to try, `Result(code).training` the same of descent. From the mildest to the
-    gravest.
+    happened and what to try, `Result(code).training` the same for descent. Members are in order of
+    severity.
 
     `RECOVERED` is a success, too: V falls geometrically to zero.
     """

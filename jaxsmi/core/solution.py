@@ -80,7 +80,7 @@ class Ends(Described):
 
 
 class Solution(Described):
-    """What a solver returns: the overlap it ended at, how sure it is, and how it got there.
+    """The result of a solver: overlap, errors, code and history.
 
     Attributes:
         overlap: (P, P). State evolution: Q; message passing: Q = Ŵ Ŵᵀ/D.
@@ -97,11 +97,12 @@ class Solution(Described):
         history: Arrays with a leading axis of recorded steps (NaN after the last one).
         covariance: V (P, P), the covariance of the fields given the estimate.
         spectral_radius: Of the map at the fixed point; NaN where it was not computed.
-        stability: Of a run, and of a learner in theory: the spectral radius of a small change of
-            the estimate from step to step; below one where the fixed point is stable.
-        free_entropy: Of a run, in nats per entry of a row: its Bethe free entropy, the largest of
-            which is the right end.
-        ends: Of several starts: all `Ends`, of which this is the best.
+        stability: For a run, and for the theory of a learner: the spectral radius of the map of a
+            small change of the estimate from one step to the next; the fixed point is stable if it
+            is below one.
+        free_entropy: For a run: its Bethe free entropy, in nats per entry of a row. Of several ends
+            the one with the largest value is returned.
+        ends: For a run with several starts: all `Ends`, of which this is the best.
         weights: The estimate (P, D); None in theory.
         state: What is needed to continue a run.
         model: The problem, so that a file or a figure can say how it was made.

@@ -106,11 +106,12 @@ class Monitor(eqx.Module):
 
     Args:
         record: A function of the weights that returns arrays, for history["record"].
-        every: Steps between two records. Default: so many that a run has 200 (100 in `smi.sgd`).
+        every: Steps between two records. Default: such that a run has 200 records (100 in
+            `smi.sgd`).
         test: Data whose error ‖ŷ - y‖² is recorded and watched. Default: the population error,
             where there is a teacher.
-        patience: Stop after so many records without a smaller error.
-        target: Stop once every cosine with the teacher is as large, in (0, 1].
+        patience: Stop after this many records without a smaller error.
+        target: Stop once every cosine with the teacher has reached this value, in (0, 1].
         level: In `smi.sgd`, the cosine whose first passage a run records, in (0, 1). Default 1/2.
         progress: Show a bar on stderr. Default False.
 

@@ -54,8 +54,8 @@ def train(
 
         loss = c Σ_μ ℓ(link(Ŵ x_μ/√D), y_μ),   Ŵ ← Ŵ + optimiser(∇loss)
 
-    A coordinate of the gradient of the mean loss is O(1/D) along the teacher: plain SGD on "mean"
-    wants a learning rate of order D, on "sum/D" of order D/|B|. Weight decay belongs to the
+    A coordinate of the gradient of the mean loss is O(1/D) along the teacher: plain SGD needs a
+    learning rate of order D on "mean", and of order D/|B| on "sum/D". Weight decay belongs to the
     optimiser.
 
     Many runs: an array of keys, `key=jax.random.split(key, 8)`, gives a Solution with a leading
@@ -84,7 +84,7 @@ def train(
         `error` ‖Ŝ - S*‖²/d unless there are test data), `overlap`, `error`, `state`, and `history`:
         "step", "cosine", "overlap", "teacher_overlap", "train_loss" (mean of the batches since the
         last record), "error". `covariance` is NaN. Codes: SUCCESS (all steps taken, or stopped
-        early), NOTHING_LEARNED (so, but no cosine with the teacher is beyond chance, 3/√D),
+        early), NOTHING_LEARNED (the same, but no cosine with the teacher exceeds chance, 3/√D),
         MAX_STEPS (`patience` or `target` never met), DIVERGED (weights a hundred times their size),
         NONFINITE.
 

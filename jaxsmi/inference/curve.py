@@ -99,7 +99,7 @@ class Curve(Described):
 
     @property
     def message(self) -> str:
-        """Counts of the codes, and the sentence of the gravest (outside jit and vmap)."""
+        """Counts of the codes, and the message of the worst one (outside jit and vmap)."""
         return message(self.result)
 
     def _text(self) -> str:
@@ -182,8 +182,8 @@ def curve(
 
     Returns:
         A `Curve`: `.plot()` draws it, `.to_dataframe()` and `.to_xarray()` convert it, `smi.save`
-        stores it. An α that fails keeps its code, and the next one starts from the last that did
-        not.
+        stores it. An α that fails keeps its code, and the next one starts from the last one that
+        converged.
 
     Raises:
         ValueError: For an argument out of its range, or a model without inference.

@@ -77,8 +77,9 @@ def state_evolution(
 
         Q̂ = α E Σ_m g gᵀ,   Q ← prior.overlap(Q̂)
 
-    The functions of models of one matrix have closed forms: the fixed point is then a root, without
-    random points or an iteration, and `start`, `averages` and a tolerance must be left out.
+    For models of one matrix with closed forms, the fixed point is the root of an equation, found
+    without random points or an iteration; `start`, `averages` and a tolerance must then be left
+    out.
 
     Args:
         model: Any model with a channel.
@@ -89,17 +90,17 @@ def state_evolution(
             `smi.MatrixErm`.
         start: Initial overlap, a number (times the second moment S) or (P, P), 0 ⪯ Q ≺ S. A small
             one is uninformed, one near S informed. Default 1e-3, plus the overlap of the prior's
-            mean. A `smi.Start` also sets side information (λ/(1-λ) is added to Q̂; λ = 1/D is the
-            chance overlap of a run of dimension D with an unlearned direction) and, with a
-            learner, M, V and B; defaults with a learner: Q = tr S/P, 0.8 of the teacher shared
-            evenly, V = 1/2, B = 0.
+            mean. A `smi.Start` also sets side information λ (λ/(1-λ) is added to Q̂; λ = 1/D
+            imitates the chance overlap of a run of dimension D) and, with a learner, M, V and B.
+            Defaults with a learner: Q = tr S/P, M of 0.8 of the teacher shared evenly, V = 1/2, B =
+            0.
         averages: `smi.Averages(points, nets)`. Default 16384 points, with a learner 32768, in 16
             nets.
         iteration: `smi.Iteration(max_steps, tolerance, newton)`. Default 300 steps; tolerance: the
             largest distance to the fixed point, entry by entry, 1e-4 (with a learner the largest
             relative residual, 1e-8); newton: True takes Newton steps, or several linearised steps
             where Newton is unsafe (with a learner: accelerated steps); False iterates the undamped
-            map, of matrix models from q̂ = 0. These record a history only with False. Default True.
+            map (for matrix models from q̂ = 0, the only way to record their history). Default True.
         progress: Show a bar on stderr (not under jit).
 
     Returns:
@@ -125,9 +126,10 @@ def state_evolution(
         0.5
 
     Cost:
-        `points` posteriors a step, an eighth of them as long as the overlap moves by more than the
-        statistical error of that eighth: two-layer attention at α = 0.5 takes 15 steps and about
-        1.6 s on one core after compilation; links of three fields with noise 5 to 15 s.
+        One posterior per point and step. The first steps use an eighth of the points, until the
+        overlap moves by less than their statistical error. Two-layer attention at α = 0.5 takes 15
+        steps and about 1.6 s on one core after compilation; links of three fields with noise take 5
+        to 15 s.
 
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (49) to (55), (73) to (75)]; matrix models

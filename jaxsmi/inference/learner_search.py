@@ -69,8 +69,8 @@ def global_minimum(
 ) -> list[LearnerSolution]:
     r"""Find the branches of fixed points that some starts lead to, lowest energy first.
 
-    The first is the global minimum of the risk, as replica theory has it; energies of two branches
-    that cross with α are a first-order transition, where dE/dα = E 𝓜 of each.
+    According to replica theory the first one is the global minimum of the risk. A first-order
+    transition is an α at which the energies of two branches cross; along each branch dE/dα = E 𝓜.
 
     Args:
         model: Who makes the labels.

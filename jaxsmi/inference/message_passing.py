@@ -112,20 +112,20 @@ def gamp(
 
         ω = Ŵ x/√D - C g,   g = channel(y, ω, C),   Ŵ, C = prior(Σ g x/√D + A Ŵ, A)
 
-    By default it starts from the spectral estimate where there is one, rescales b and widens V
-    where these disagree with the labels (`smi.Bayes(calibrate=False)`: never), and adds damping
-    once nothing grows. A run that converges to an unstable point goes on along the unstable
-    direction, and a matrix run that diverges begins anew with more damping: outside jit and vmap.
-    The textbook algorithm: `learner=smi.Bayes("divergence", calibrate=False)`, `start=1e-3`,
-    `iteration=smi.Iteration(damping=0.0)`.
+    By default the run starts from the spectral estimate, if there is one. It rescales b and widens
+    V where these disagree with the labels (never with `smi.Bayes(calibrate=False)`), and adds
+    damping once no direction grows. Outside jit and vmap, a run that converges to an unstable point
+    continues along the unstable direction, and a matrix run that diverges is repeated with more
+    damping. The textbook algorithm: `learner=smi.Bayes("divergence", calibrate=False)`,
+    `start=1e-3`, `iteration=smi.Iteration(damping=0.0)`.
 
-    Inputs are assumed to have iid entries of mean zero and variance one, of any law; a warning
-    names stored inputs that are far from that, with the remedy (`data.standardise()`, and others:
-    `data.second_moments()`), and the code is INPUTS.
+    Inputs are assumed to have iid entries of mean zero and variance one, of any law. If stored
+    inputs are far from that, a warning says which moments fail and what to do
+    (`data.standardise()`, for example; `data.second_moments()` lists all), and the code is INPUTS.
 
-    Under jit or vmap no start is added where ends disagree, and where the model itself is traced
-    the default is one start only, 1e-3. Labels of an even link do not determine the sign of W: that
-    of Ŵ and of M is arbitrary. "cosine" is up to it; compare two runs by |cosine|.
+    Under jit or vmap no start is added if ends disagree, and if the model itself is traced the
+    default is one start, 1e-3. Labels of an even link do not determine the sign of W: the signs of
+    Ŵ and M are then arbitrary, and "cosine" does not depend on them.
 
     Args:
         model: Any model with a posterior.
@@ -135,41 +135,42 @@ def gamp(
         learner: `smi.Bayes(precision, calibrate)`, the default; `smi.Erm` (the run ends at a
             stationary point of its risk) or `smi.Mismatched`; for a matrix `smi.MatrixErm`.
         start: "spectral" (the estimate of `smi.spectral`, and random weights of size 1e-3), the
-            size of a random start, a number > 0 (1e-3 is uninformative; larger ones with C = S end
-            overconfident), "informed" (the posterior mean given the teacher with side information
-            0.99; with a learner the teacher), the signal itself, (P, D), or a solution of `gamp` or
-            its `state`, to continue. A `smi.Start(weights=.., side_information=λ)` adds a direct
-            observation √λ W* + √(1-λ) noise. A tuple of several, such as ("spectral", 1e-3, 1e-3):
-            each is run, and the end with the largest free entropy is returned. Default:
-            ("spectral", 1e-3) where labels do not change with the sign of the fields, and two
-            larger random starts where these two disagree (outside jit); 1e-3 where labels do
-            change, with side information, and inside jit where numbers of the model are traced;
-            (0.1, 0.3) for a matrix and even labels; with a learner 0.5.
+            size of a random start, a number > 0 (1e-3 is uninformative; a larger one claims too
+            small a variance), "informed" (the posterior mean given the teacher with side
+            information 0.99; with a learner the teacher), the signal itself, (P, D), or a solution
+            of `gamp` or its `state`, to continue. A `smi.Start(weights=.., side_information=λ)`
+            adds a direct observation √λ W* + √(1-λ) noise. A tuple of several, such as ("spectral",
+            1e-3, 1e-3): each is run, and the end with the largest free entropy is returned.
+            Default: if labels do not change with the sign of the fields, ("spectral", 1e-3), and
+            two larger random starts if these two disagree (outside jit); if labels do change, with
+            side information, and inside jit with a traced model, 1e-3; for a matrix and even labels
+            (0.1, 0.3); with a learner 0.5.
         iteration: `smi.Iteration(max_steps, tolerance, damping)`. Default 300 steps; tolerance 1e-4
             on the change of Ŵ in a step (before damping), relative to Ŵ; damping of Ŵ, C and the
-            memory of the Onsager term, in [0, 1): for indices 0, which follows state evolution step
-            by step, and more once nothing grows and nothing converges; for matrices the model's
-            own, and more in another run where one diverges (outside jit). history["damping"] holds
-            it.
-        record: A function of a `GampState`, kept in history["record"]; or a `smi.Record` that also
-            sets how often.
+            Onsager term, in [0, 1). For index models it is 0 at first, so that the run follows
+            state evolution step by step, and is raised once nothing grows and nothing converges;
+            for matrices it is the model's own, raised in a second run if the first one diverges
+            (outside jit). history["damping"] records it.
+        record: A function of a `GampState`, whose values are kept in history["record"]; or a
+            `smi.Record`, which also sets the steps between records.
         progress: Show a bar on stderr.
 
     Returns:
         A `Solution` with `weights` Ŵ, `overlap` Q = ŴŴᵀ/D, `covariance` C, `error` (plug-in, NaN
         without a teacher), `state`, and `history` with "step", "overlap", "teacher_overlap" M,
-        "cosine", "covariance", "residual", "damping", "inaccurate", and "misfit" of the labels
-        where V was widened by it, else 1; `free_entropy` (Bethe, per entry of a row; NaN of a
-        minimiser), `stability` (spectral radius of a small change from step to step) and, of
-        several starts, `ends`. For matrix models `weights` is Ŝ (d, d), `overlap` Tr Ŝ²/d, `error`
-        ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED, NONFINITE, INACCURATE, UNSTABLE
-        (`stability` above one, three kicks notwithstanding), AMBIGUOUS (ends of several starts
-        disagree; their free entropies do not tell them apart, or none was reached twice),
-        OVERCONFIDENT (the labels are missed by more than V allows), REGRESSED (a row ended with
-        less overlap than its spectral estimate; weights, covariance and state are those of the
-        start), INPUTS (the inputs are not as assumed, however the run ended; a minimum of a risk
-        is one for any inputs). A diverged run keeps its history. After a spectral start of one
-        index the prior of `model` has the norm that the labels imply.
+        "cosine", "covariance", "residual", "damping", "inaccurate", and "misfit", the factor by
+        which V was widened (else 1); `free_entropy` (Bethe, per entry of a row; NaN for a
+        minimiser), `stability` (the spectral radius of the map of a small change from one step to
+        the next) and, with several starts, `ends`. For matrix models `weights` is Ŝ (d, d),
+        `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED,
+        NONFINITE, INACCURATE, UNSTABLE (`stability` above one, also after three restarts with added
+        noise), AMBIGUOUS (runs from several starts disagree, and their free entropies do not
+        decide, or no end was reached twice), OVERCONFIDENT (the labels are missed by more than V
+        allows), REGRESSED (a row ended with less overlap than its spectral estimate; weights,
+        covariance and state are those of the start), INPUTS (the inputs are not as assumed;
+        replaces the code of the run, except for minimisers of a risk, which need no such inputs). A
+        diverged run keeps its history. After a spectral start of a model of one index, the prior of
+        `solution.model` has the norm that the labels imply.
 
     Raises:
         ValueError: Outside jit, for arguments out of range, shapes that do not fit, labels that the

@@ -95,9 +95,9 @@ def spectral(
 
         T_s = (1/D) Σ_μ x_μ 𝒯_s(y_μ) x_μᵀ,   𝒯_s = G (I + sG)^{-1},   I + G(y) = Cov[z|y]
 
-    in units in which the prior's second moment S is the identity. Its eigenvectors that stand out
-    of the bulk, up to four, have as D → ∞ the overlap of `spectral_overlap`, up to the
-    regularisation s < 1. `gamp` starts from it.
+    in units in which the prior's second moment S is the identity. Its eigenvectors outside the
+    bulk, at most four, have the overlap `spectral_overlap` as D → ∞ and s → 1. `gamp` starts from
+    it.
 
     Args:
         model: A model of indices, whose labels have E[z|y] = 0.
@@ -112,10 +112,10 @@ def spectral(
         A `Solution` with `weights` Ŵ (P, D), scaled as a posterior mean (Ŵ Ŵᵀ/D = Ŵ W*ᵀ/D),
         `overlap` Ŵ Ŵᵀ/D, `covariance` (of a Gaussian prior S - Q), `error`, `model`, whose prior
         has the norm that was estimated, and the `state` that message passing starts with; `steps`
-        of the eigensolver and `residual` of the wanted eigenvectors (1e-3 is asked, 1e-2 taken);
-        `history`, one record, with "eigenvalue" (1, 4), theory's "outlier" (1, A), NaN where no
-        group of eigenvalues begins, "edge" of the bulk (1,) and "expected" overlap Q (1, P, P) for
-        these labels, before a prior that is not Gaussian makes more of it. Codes: SUCCESS;
+        of the eigensolver and `residual` of the eigenvectors (the aim is 1e-3, and 1e-2 is
+        accepted); `history`, one record, with "eigenvalue" (1, 4), theory's "outlier" (1, A), NaN
+        where no group of eigenvalues begins, "edge" of the bulk (1,) and "expected" overlap Q (1,
+        P, P) for these labels, which a prior that is not Gaussian improves on. Codes: SUCCESS;
         MAX_STEPS where the eigensolver did not settle; NOTHING_LEARNED, with weights zero, where
         nothing stands out of the bulk; NONFINITE. It has no derivatives.
 

@@ -159,8 +159,8 @@ def spectral_overlap(
 
         Q = Q̂ (I + Q̂)^{-1},   Q̂ = α ⟨Tr_M[G Q (I + G Q)^{-1} G]⟩,   I + G(y) = Cov[z|y]
 
-    It starts at the threshold of weak recovery and lies below state evolution: a message-passing
-    run goes on from there. Directions that are learned only after others stay at zero.
+    It is zero up to the threshold of weak recovery and lies below state evolution: a
+    message-passing run improves on it. Directions that are learned only after others stay at zero.
 
     Args:
         model: A model of indices, whose labels have E[z|y] = 0.
@@ -171,9 +171,9 @@ def spectral_overlap(
             Default 2^14 in 16 nets.
 
     Returns:
-        An `Estimate`: `value` Q (P, P), of one index its squared cosine times S; `stderr`, with
-        what the iteration, which is slow near the threshold, is away from its end. It has no
-        derivative (NaN).
+        An `Estimate`: `value` Q (P, P), for one index its squared cosine times S; `stderr`, which
+        includes the remaining distance of the iteration from its fixed point (it is slow near the
+        threshold). It has no derivative (NaN).
 
     Raises:
         ValueError: For an argument out of its range, a model without directions, a prior with a

@@ -1,8 +1,8 @@
 r"""The spectrum of a matrix that a learner has learned, as D → ∞.
 
-Equation here [theory: trained-attention, Eq. (5)]. Labels show the matrix Y = c (S* + √δ Z), and the
-penalty shrinks its values by F, of slope f above a threshold θ. All values (eigenvalues, or singular
-values) are those of a matrix over (dL)^{1/4}, μ_δ those of S* + √δ Z:
+Equation here [theory: trained-attention, Eq. (5)]. Labels show the matrix Y = c (S* + √δ Z), and
+the penalty shrinks its values by F, of slope f above a threshold θ. Values are eigenvalues, or
+singular values, of a matrix over (dL)^{1/4}; μ_δ is the law of those of S* + √δ Z:
 
     μ_S(s) = μ_δ((θ + s/f)/c)/(c f)   (s > 0),     mass at zero  ∫_{|c x| <= θ} μ_δ
 """

@@ -123,8 +123,9 @@ class MatrixErm(AbstractLearner):
     Args:
         ridge: λ >= 0, one of the two > 0. Default 0.
         nuclear: τ >= 0. Default 0.
-        positive: Whether a symmetric S is positive semi-definite, as that of factors W Wᵀ is, with
-            a ridge alone too; False for ridge regression. Ignored for other matrices. Default True.
+        positive: Restrict a symmetric S to positive semi-definite matrices, as factors W Wᵀ do,
+            even with a ridge alone; False gives ridge regression. Ignored for rectangular matrices.
+            Default True.
         loss: ℓ(prediction, label), any twice differentiable JAX function to one number. Default
             ½ ‖ŷ - y‖².
         student: A matrix model, of which only the output σ is used. Default: the model that makes
@@ -143,9 +144,9 @@ class MatrixErm(AbstractLearner):
         True
 
     Cost:
-        Theory of labels linear in S 0.2 s after compilation, which takes 10 s; of softmax attention
-        of two tokens 2 s (e to .5 %) after 50 s. Message passing an eigendecomposition (or singular
-        values) a step.
+        Theory: 0.2 s for labels linear in S, after 10 s of compilation; 2 s for softmax attention
+        of two tokens (e to 0.5 %), after 50 s. Message passing: one eigendecomposition or singular
+        value decomposition per step.
 
     Source:
         [theory: empirical-risk, section 7; trained-attention, section 2].

@@ -257,7 +257,7 @@ class AbstractModel(eqx.Module):
                 several fields. Default False.
 
         Returns:
-            Labels (N, ...); of `bayes` a `Prediction` (mean, std) of such arrays.
+            Labels (N, ...); with `bayes` a `Prediction` (mean, std) of such arrays.
 
         Raises:
             ValueError: For a solution of theory, which has no weights, shapes that do not fit, or

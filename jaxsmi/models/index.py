@@ -285,9 +285,9 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:
     r"""Bring an estimate onto a teacher by the symmetries of its model.
 
     Minimises ‖R Ŵ - W*‖_F over the group: signs of M_pp; the best signed permutation; Procrustes
-    R = U Vᵀ of M_bᵀ. Two groups come near, and no nearer: of a query and its key the query is
-    brought closest, and the key follows; an even group of more than six rows takes the order that
-    is best for any signs.
+    R = U Vᵀ of M_bᵀ. For two groups the minimum is approximate: for query and key the query is
+    brought closest, and the key follows; for an even group of more than six rows the order is the
+    best one for arbitrary signs.
 
     Args:
         estimate: Rows Ŵ (P, D).

@@ -267,12 +267,12 @@ def generalization_error(
     (two tokens, linear output).
 
     Args:
-        model: The model that predicts; it makes the labels, too, where `overlap` is a number or of
-            Bayes. (A learner's teacher is that of its solution.)
+        model: The model that predicts. It also makes the labels, unless `overlap` is the solution
+            of a learner, which has its own teacher.
         overlap: Q (P, P), a number q (Q = q I; the q of a matrix), or a Solution; 0 ⪯ Q ⪯ S, the
-            prior's second moment, which a run at finite D may miss by chance: pass its `data`. In
-            the theory of a learner Q may be of any size. Of a `Curve`, or another sequence of A
-            solutions, the errors are arrays (A,).
+            prior's second moment, which the Q of a run at finite D may exceed by chance: pass its
+            `data`. In the theory of a learner Q may be of any size. For a `Curve`, or another
+            sequence of A solutions, the errors are arrays (A,).
         data: Data of a run, with their teacher. Default None: theory at Q.
         key: A random key. Default None: for closed forms only.
         predictor: "plug-in" or "bayes".

@@ -609,9 +609,10 @@ def power_law(dimension: int, exponent: ArrayLike) -> Array:
 
         s_k ∝ k^{-a},  (1/D) Σ_k s_k = 1
 
-    As eigenvalues of the covariance of features they are the capacity condition of kernel
-    regression, and t_k ∝ k^{-1-a(2r-1)} of the teacher's weights the source condition: the profile
-    of the teacher is s_k t_k ∝ k^{-1-2ra}. Of mean one, fields of iid weights have variance one.
+    For eigenvalues s_k of the covariance of features this is the capacity condition of kernel
+    regression. The source condition is t_k ∝ k^{-1-a(2r-1)} for the teacher's weights, so that the
+    teacher's profile is s_k t_k ∝ k^{-1-2ra}. With mean one, the fields of iid weights of variance
+    one have variance one.
 
     Args:
         dimension: D.

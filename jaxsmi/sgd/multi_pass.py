@@ -356,9 +356,9 @@ def descent_theory(
         key: A random key.
         student: Another index model of as many tokens. Default: the model.
         averages: Points of all nets (default 2^17), and nets (8), each of which is a data set of
-            its own. Losses have a bias of order one over the points of a net, some third of a
-            standard error by default (by extrapolation), two at 512 points a net. Links with heavy
-            tails, such as z², want more for `test_loss`.
+            its own. Losses have a bias inversely proportional to the points of a net: about a third
+            of a standard error by default (extrapolated), two at 512 points a net. Links with heavy
+            tails, such as z², need more points for `test_loss`.
 
     Returns:
         A `LearnerSolution` at the last step, with `history`: "step", "overlap" Q,

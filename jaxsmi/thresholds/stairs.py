@@ -61,20 +61,19 @@ def staircase(
         alpha_max: Largest α, a number > 0. Default 10.
         averages: `smi.Averages(points, nets)`: points of all averages together, and independent
             searches for the root, whose spread is the error bar. Default 2^14 points, 16 nets.
-        guess: The stairs of a model nearby, which save the scan in α, e.g. along a curve or a
-            search. Default None.
+        guess: The thresholds of a similar model: the search then starts from them, without a scan
+            in α. Default None.
         max_thresholds: Largest number of thresholds. Default all.
         progress: Show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
-        A list of `Threshold` with α <= alpha_max. It is shorter than P where several indices are
-        learned together or some never; directions that labels depend on linearly as soon as others
-        are learned belong to the step of these. `alpha` and
-        `replicas` have one derivative, forwards and backwards, in every array of the model;
-        overlap and subspace are constant, and links with jumps have NaN after the first
-        threshold. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search
-        found no root: `alpha` is NaN, and `replicas` say which; take more points, or fewer nets),
-        NONFINITE.
+        A list of `Threshold` with α <= alpha_max. It is shorter than P if several indices are
+        learned together, or some never. If labels depend linearly on a direction once others are
+        learned, it is learned in the same step as these. `alpha` and `replicas` have one
+        derivative, forwards and backwards, in every array of the model; overlap and subspace are
+        constant, and links with jumps have NaN after the first threshold. Codes: SUCCESS,
+        INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN, and `replicas` say which;
+        take more points, or fewer nets), NONFINITE.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or one under which unlearned
@@ -89,9 +88,9 @@ def staircase(
         [2.5]
 
     Cost:
-        About eight times the points a step, and a scan: 6 s for two layers of attention, 40 s for
-        three, after compilation (13 s and 50 s). It runs outside jit and vmap; grad and jvp are
-        fine.
+        About eight posteriors per point and threshold, after a scan in α: 6 s for two layers of
+        attention, 40 s for three, after compilation (13 s and 50 s). It runs outside jit and vmap;
+        grad and jvp are fine.
 
     Source:
         [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (59) to (63), (65) to (67), (71)].

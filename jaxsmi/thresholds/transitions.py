@@ -238,13 +238,13 @@ def first_order(
             terminal and in a notebook.
 
     Returns:
-        A `FirstOrder`; kind "none" and None for the thresholds where the branches agree
-        everywhere. A spinodal of 0 says that the informed branch exists at the first α already, an
-        information-theoretic 0 that it is optimal there. A transition that is not over at the last
-        α has an algorithmic threshold of inf. Error bars include the cell of the bisection. Codes:
-        SUCCESS, MAX_STEPS (a branch did not converge somewhere in the hysteresis: raise
-        `max_steps`, doubt the kind). Not differentiable: derivatives in the model's numbers are
-        NaN.
+        A `FirstOrder`. If the branches agree everywhere, its `kind` is "none" and the thresholds
+        are None. A spinodal of 0 means that the informed branch exists at the first α already, an
+        information-theoretic threshold of 0 that it is optimal there, and an algorithmic threshold
+        of inf that the uninformed branch still exists at the last α. Error bars include the last
+        interval of the bisection. Codes: SUCCESS, MAX_STEPS (a branch did not converge where both
+        exist: raise `max_steps`, and do not rely on `kind`). Not differentiable: derivatives in the
+        model's numbers are NaN.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or perfect recovery under a

@@ -199,7 +199,7 @@ def weak_recovery(
         model: An index model with a channel and a prior of mean zero.
         key: Random key, common random numbers: two calls with one key differ smoothly.
         averages: `smi.Averages(points, nets)`. Default 2^16 points in 32 nets, whose spread is the
-            error bar. Take 32 nets or more: G has heavy tails, and `Threshold.interval` needs the
+            error bar. Take 32 nets or more: G has heavy tails, and `Threshold.interval` needs many
             degrees of freedom.
         noises: For a noiseless link that is continuous but has no channel (several heads, untied
             query and key, any function): variances Δ of label noise, four or more, each the same
