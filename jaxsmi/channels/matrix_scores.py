@@ -351,7 +351,7 @@ def sign_information() -> float:
 @functools.lru_cache(maxsize=1)
 def _hardmax_table() -> np.ndarray:
     """Chebyshev coefficients in 2u - 1 of u f_1(1 - u²), u in [0, 1], once in a process. The limit
-    at u = 0 is 12 K/√(18π), one of the two signs being known there [theory: attention-indexed,
+    at u = 0 is 12 J/√(18π), one of the two signs being known there [theory: attention-indexed,
     Eq. (22)]."""
     points = np.cos(np.pi * np.arange(_TABLE_ORDER + 1) / _TABLE_ORDER)
     u = 0.5 * (1.0 + points)

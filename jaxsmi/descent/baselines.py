@@ -7,12 +7,12 @@ Equations here, α = n/(dL), β = L/d, ρ = r/d, S of unit variance:
         V (1 + α/(λ + V)) = 1,   c = V/(λ + V),   error = (V² + α Δ c²)/(1 - α c²)
     nuclear norm [DGM13; theory: bilinear, Eqs. (31) to (35)], Δ = 0:
         Ŝ = argmin ‖S‖_*  with  ⟨X_μ, S⟩/√(dL) = y_μ, by Douglas–Rachford:
-        x = z - Q (Qᵀ z - c),   p = shrink_τ(2x - z),   z ← z + p - x,
+        x = s - Q (Qᵀ s - v),   p = shrink_τ(2x - s),   s ← s + p - x,
         Q an orthonormal basis of the inputs
-    exact from α_NN = min_λ M(λ), β >= 1, b = 1/β, g = b (1 - ρ)/(1 - b ρ), g_± = (1 ± √g)²:
-        P_k = (1/(2πg)) ∫_{max(λ², g_-)}^{g_+} t^{k-1} √((g_+ - t)(t - g_-)) dt
-        M = ρ + bρ - bρ² + (1 - bρ) [ρ λ² + (1 - ρ)(P_1 - 2λ P_{1/2} + λ² P_0)],
-        P_{1/2} - λ P_0 = λ ρ/(1 - ρ)
+    exact from α_NN = min_ν a(ν), β >= 1, b = 1/β, γ = b (1 - ρ)/(1 - b ρ), γ_± = (1 ± √γ)²:
+        P_k = (1/(2πγ)) ∫_{max(ν², γ_-)}^{γ_+} x^{k-1} √((γ_+ - x)(x - γ_-)) dx
+        a = ρ + bρ - bρ² + (1 - bρ) [ρ ν² + (1 - ρ)(P_1 - 2ν P_{1/2} + ν² P_0)],
+        P_{1/2} - ν P_0 = ν ρ/(1 - ρ)
         (b = 0: 2ρ - ρ²;  ρ >= 1: 1)
 """
 
@@ -90,7 +90,7 @@ def ridge_error(alpha: ArrayLike, penalty: ArrayLike, noise: ArrayLike = 0.0) ->
 def nuclear_norm_threshold(aspect_ratio: ArrayLike, rank_ratio: ArrayLike) -> Array:
     r"""Compute α_NN, above which the minimum of the nuclear norm is S (Δ = 0).
 
-        α_NN = min_λ M(λ)   (module docstring)
+        α_NN = min_ν a(ν)   (module docstring)
 
     Args:
         aspect_ratio: β > 0, infinite too; one number (jax.vmap for more).

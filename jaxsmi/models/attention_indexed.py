@@ -6,8 +6,8 @@ S = W Wᵀ/√(r d), tokens x_1..x_T iid N(0, I_d), α = n/d², ρ = r/d:
     h_ab = (x_aᵀ S x_b - δ_ab Tr S)/√d,   y = softmax(β h) | hardmax(h) | h + noise
     L layers [Eq. (48)]: B_0 = I, A_l = softmax(β B_{l-1} h^l B_{l-1}ᵀ), B_l = (c I + A_l) B_{l-1},
         y = A_L
-    perfect recovery from α = D(ρ)/M: M = T(T+1) (linear), T² + T - 2 (softmax);
-        hardmax: never, V ~ c(ρ) α^{-2}, c(ρ) = π (1+ρ) D(ρ)²/(8 K²), K = ∫ φ²/(Φ(1 - Φ))
+    perfect recovery from α = D_f(ρ)/M_y: M_y = T(T+1) (linear), T² + T - 2 (softmax);
+        hardmax: never, V ~ a(ρ) α^{-2}, a(ρ) = π (1+ρ) D_f(ρ)²/(8 J²), J = ∫ φ²/(Φ(1 - Φ))
     small width, ᾱ = α/ρ, ρ -> 0: something is learned from ᾱ_c = 1/f(0) at Q_0 = 1
 
 The channels are in channels/matrix_scores.py, prediction errors in prediction.py.
@@ -186,10 +186,10 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
 
     @property
     def decay(self) -> Array:
-        """c(ρ) of hardmax with two tokens, V ~ c(ρ)/α² for large α."""
+        """a(ρ) of hardmax with two tokens, V ~ a(ρ)/α² for large α."""
         two = self.output == "hardmax" and self.tokens == 2
         check(two, "model", self.output, "hardmax with two tokens")
-        # V q̂ → D at large α, and q̂ = α f with f ∝ K/√(V (1 + ρ)) of labels that jump
+        # V q̂ → D_f at large α, and q̂ = α f with f ∝ J/√(V (1 + ρ)) of labels that jump
         scale = 8.0 * sign_information() ** 2
         return np.pi * self.prior.norm * self.prior.law.degrees_of_freedom**2 / scale
 

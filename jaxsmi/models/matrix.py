@@ -129,7 +129,7 @@ class MatrixModel(AbstractModel):
 
     @property
     def recovery_alpha(self) -> Array:
-        """The α above which perfect recovery is stable, by counting: D/M, degrees of freedom over
+        """The α above which perfect recovery is stable, by counting: D_f/M_y, degrees of freedom over
         the numbers that a label fixes [theory: attention-indexed, Eq. (34); bilinear, Eq. (19)]; L
         times as much for L matrices; inf with noise, or if a label fixes no numbers."""
         model_argument(self, "inference")

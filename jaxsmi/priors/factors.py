@@ -5,7 +5,7 @@ iid N(0, 1), ρ = r/d, observed with precision q̂ as R = S + q̂^{-1/2} Z:
 
     (1/d) E Tr S = √ρ,    Q_0 = (1/d) E Tr S² = 1 + ρ       ((r + d + 1)/d at finite d)
     F(0) = ρ: the trace is known
-    V q̂ → D(ρ) = 2ρ - ρ² (ρ <= 1), 1 (above), for q̂ → ∞
+    V q̂ → D_f(ρ) = 2ρ - ρ² (ρ <= 1), 1 (above), for q̂ → ∞
         (d² D/2 numbers determine a symmetric positive matrix of rank r)
     I(q̂): mutual information per d², dI/dq̂ = V/4
     small width, q̂ = tρ, ρ → 0:  F = max(1 - 1/t, 0)²
@@ -100,7 +100,7 @@ class WishartLaw(AbstractSymmetricLaw):
 
     @property
     def degrees_of_freedom(self) -> Array:
-        """D(ρ): twice the number of free entries of S over d²."""
+        """D_f(ρ): twice the number of free entries of S over d²."""
         rho = self.rank_ratio
         # at full rank all d(d + 1)/2 entries are free
         return jnp.where(rho < 1.0, 2.0 * rho - rho**2, 1.0)
