@@ -341,7 +341,7 @@ def _gaussian_pair(one: Array, two: Array, c: Array) -> tuple[Array, Array, Arra
 
 
 def sign_information() -> float:
-    """K = ∫ φ²/(Φ(1 - Φ)) = 1.806: the Fisher information of the sign of x + noise about x."""
+    """J = ∫ φ²/(Φ(1 - Φ)) = 1.806: the Fisher information of the sign of x + noise about x."""
     from scipy.special import ndtr  # here: importing it takes longer than the sum
 
     x, weights = legendre_panel(200, -8.0, 8.0)

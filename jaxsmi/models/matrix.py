@@ -129,9 +129,9 @@ class MatrixModel(AbstractModel):
 
     @property
     def recovery_alpha(self) -> Array:
-        """The α above which perfect recovery is stable, by counting: D_f/M_y, degrees of freedom over
-        the numbers that a label fixes [theory: attention-indexed, Eq. (34); bilinear, Eq. (19)]; L
-        times as much for L matrices; inf with noise, or if a label fixes no numbers."""
+        """The α above which perfect recovery is stable, by counting: D_f/M_y, degrees of freedom
+        over the numbers that a label fixes [theory: attention-indexed, Eq. (34); bilinear, Eq.
+        (19)]; L times as much for L matrices; inf with noise, or if a label fixes no numbers."""
         model_argument(self, "inference")
         readout = self.readout
         degrees = self.indices * self.prior.law.degrees_of_freedom

@@ -414,8 +414,8 @@ def recovery_threshold(model: AbstractModel) -> Threshold:
         model: A noiseless attention model with a Gaussian prior and a last layer of one head, tied
             of rank one or two, or untied of rank one, or another link whose labels fix a known
             number of combinations (phase retrieval, z1 z2, the part of ReLU's labels that is not
-            zero), or a matrix model (by counting: D_f(ρ)/M_y, inf where nothing is recovered). A sparse
-            prior replaces P by P times its density.
+            zero), or a matrix model (by counting: D_f(ρ)/M_y, inf where nothing is recovered). A
+            sparse prior replaces P by P times its density.
 
     Returns:
         A `Threshold`, exact, without an error bar; its subspace is everything. Of index models it
