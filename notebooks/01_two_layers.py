@@ -17,8 +17,8 @@
 # **What you learn:** to run message passing on data, to compute its theory, and to find from how much data each layer is learned.
 # *Two minutes on one core.*
 #
-# The teacher has two layers of attention without value matrices, each of rank one, and a skip connection. Of a sequence
-# $x\in\mathbb R^{D\times 2}$ of two Gaussian tokens we are told the attention matrix of the last layer,
+# The teacher has two layers of attention without value matrices, each of rank one, and a skip connection. The label of a sequence
+# $x\in\mathbb R^{D\times 2}$ of two Gaussian tokens is the attention matrix of the last layer,
 #
 # $$x_1 = x\,[\,I + \sigma(x^\top w_1 w_1^\top x/D)\,]^\top,\qquad
 # y = \sigma(x_1^\top w_2 w_2^\top x_1/D)\in\mathbb R^{2\times 2},$$
@@ -50,7 +50,7 @@ averages = smi.Averages(points)
 # `sample` draws a teacher, inputs and labels. `gamp` sees inputs and labels only. We start it from small random weights to
 # watch it learn.
 #
-# Each new number of samples compiles once (10 to 20 s); `smi.setup(cache="folder")` keeps the programs for later processes.
+# Each new number of samples is compiled once (10 to 20 s); `smi.setup(cache="folder")` keeps the compiled programs for later processes.
 
 # %%
 model = smi.DeepAttention(depth=2, tokens=2, skip=1.0)
@@ -85,7 +85,7 @@ plt.show()
 # %% [markdown]
 # ## 2. How much data each layer needs
 #
-# The fixed point of the recursion is what message passing knows at the end. Here it is against $\alpha$, with error bars from
+# The fixed point of the recursion is the overlap that message passing reaches. Here it is plotted against $\alpha$, with error bars from
 # independent sets of random points.
 
 # %%
@@ -106,9 +106,9 @@ assert (
 # %% [markdown]
 # ## 3. The thresholds
 #
-# Layer 2 starts to be learned where the state that knows nothing becomes unstable. Layer 1 starts where the state that knows
-# layer 2 does. `staircase` finds these $\alpha$ directly. From `recovery_threshold` on, recovery is perfect: two unknown rows, and two
-# equations a sample.
+# Layer 2 starts to be learned at the $\alpha$ at which the fixed point of zero overlap becomes unstable, layer 1 at the $\alpha$ at which the
+# fixed point with only layer 2 learned does. `staircase` finds these $\alpha$ directly. From `recovery_threshold` on, recovery is perfect:
+# two rows are unknown, and each sample gives two equations.
 
 # %%
 stairs = smi.staircase(

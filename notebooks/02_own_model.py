@@ -55,7 +55,7 @@ model = smi.MultiIndex(link, indices=1, noise=0.1)
 # %% [markdown]
 # ## 2. From how much data on is anything learned?
 #
-# $w^*$ and $-w^*$ give the same labels, so that there is no direction in which to start: below a threshold in $\alpha$ no fast algorithm
+# $w^*$ and $-w^*$ give the same labels, so labels are not correlated with $z$: below a threshold in $\alpha$ no fast algorithm
 # learns anything.
 
 # %%
@@ -102,7 +102,7 @@ assert abs(apart) < 4 / dimension**0.5  # fluctuations are of order 1/√D
 # ## 4. Predict new labels
 #
 # `predict` applies the link to the learned direction. `generalization_error` is its mean squared error as $D\to\infty$, from the
-# overlap of theory; noise of the new labels comes on top.
+# overlap of theory. To compare with new labels, add the variance of their noise.
 
 # %%
 data = model.sample(key, dimension=dimension, alpha=3.0)

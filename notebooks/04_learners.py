@@ -21,8 +21,8 @@
 #
 # $$R(W)=\sum_\mu\ell\big(\hat y_W(x_\mu),\,y_\mu\big)+\frac\lambda2\lVert W\rVert^2 .$$
 #
-# It knows neither the prior nor the noise. In high dimension what it learns is as exactly known as what the Bayes-optimal algorithm
-# learns: `smi.state_evolution(model, alpha, learner=smi.Erm(ridge=...))`.
+# It knows neither the prior nor the noise. In high dimension its errors are known as exactly as those of the Bayes-optimal
+# algorithm: `smi.state_evolution(model, alpha, learner=smi.Erm(ridge=...))`.
 #
 # Source: Cui, *High-dimensional learning of narrow neural networks* (arXiv 2409.13904).
 

@@ -15,8 +15,8 @@
 # # Matrices of extensive rank
 #
 # In a model of a few directions, $N=\alpha D$ samples are the scale. Here the signal is a matrix of rank proportional to its
-# dimension, and the scale is $n\propto d^2$. Two models of it have the same solution: message passing with a denoiser
-# that shrinks eigenvalues or singular values, and a state evolution that is an explicit equation for one number.
+# dimension, and the scale is $n\propto d^2$. Two such models are solved in the same way: by message passing with a denoiser
+# that shrinks eigenvalues or singular values, and by a state evolution that is an explicit equation for one number.
 #
 # Sources: Boncoraglio, Troiani, Erba, Zdeborová (arXiv 2506.01582); Erba, Troiani, Biggio, Maillard, Zdeborová, Phys. Rev. X
 # (arXiv 2410.18858); Donoho, Gavish, Montanari, PNAS 2013. Run time: a minute on two cores.
@@ -43,8 +43,8 @@ key = jax.random.key(0)
 # $$S = \frac{WW^\top}{\sqrt{rd}},\qquad h_{ab} = \frac{x_a^\top S x_b - \delta_{ab}\mathrm{Tr}\,S}{\sqrt d},\qquad
 # y = \mathrm{softmax}(h),\qquad \alpha = \frac n{d^2},\quad\rho = \frac rd .$$
 #
-# With $T$ tokens a label fixes $(T^2+T-2)/2$ linear combinations of $S$, and $S$ has $d^2D(\rho)/2$ free entries,
-# $D(\rho)=2\rho-\rho^2$ for $\rho\le1$. Counting says that $S$ can be known from $\alpha = D(\rho)/(T^2+T-2)$ on. State evolution
+# With $T$ tokens a label fixes $(T^2+T-2)/2$ linear combinations of $S$, and $S$ has $d^2D_{\rm f}(\rho)/2$ free entries,
+# $D_{\rm f}(\rho)=2\rho-\rho^2$ for $\rho\le1$. By counting, $S$ can be known from $\alpha = D_{\rm f}(\rho)/(T^2+T-2)$ on. State evolution
 # agrees, and gives the error below it:
 #
 # $$V = \mathrm{MMSE}(\hat q),\qquad \hat q = \alpha\,\times\,\text{(information of a label at overlap } q = Q_0 - V).$$
@@ -65,9 +65,8 @@ assert abs(theory - 0.39219602) < 1e-8  # from an independent quadrature, to its
 #
 # GAMP reaches the Bayes-optimal error up to finite-size corrections. Gradient descent on the factors $W$ ends, from each
 # start, at another matrix that fits the data. If each were a sample of the posterior, its error would be *twice* the optimal
-# one, $2V$, and that of the mean of $K$ runs $V(1+1/K)$: averaging matrices (not factors, which are known up to a rotation)
-# is a good algorithm. How far the extrapolation to infinitely many runs stays above theory says how far runs of descent are
-# from such samples.
+# one, $2V$, and the error of the mean of $K$ runs would be $V(1+1/K)$. (Matrices are averaged, not factors, which are determined only up to a
+# rotation.) Runs of descent are not exactly such samples: the error extrapolated to infinitely many runs stays above theory.
 
 # %%
 data = model.sample(key, dimension=dimension, alpha=at)

@@ -125,13 +125,17 @@ def test_the_reference_has_every_public_name():
     assert [member for member in public(jaxsmi) if member not in documented] == []
 
 
-def test_the_equation_table_has_a_function_and_a_test_on_each_line_and_every_article():
+def test_the_equation_table_has_page_function_and_test_on_each_line_and_every_article():
     table = prose(ROOT / "docs" / "equations.md")
     rows = [row for row in table.splitlines() if row.startswith("| ")]
     rows = [row for row in rows if not row.startswith("| equation |")]
     assert len(rows) > 80
     for row in rows:
-        assert len(row.split(" | ")) == 4, row
+        assert len(row.split(" | ")) == 5, row
+        for text, page in re.findall(r"\[([^]]*)\]\(theory/([\w-]+)\.md#", row.split(" | ")[1]):
+            known = (ROOT / "docs" / "theory" / f"{page}.md").read_text(encoding="utf-8")
+            numbers = re.findall(r"\((\d+)\)", text)
+            assert all(f"\\tag{{{number}}}" in known for number in numbers), row
         assert re.search(FUNCTION, row), row
         assert re.search(TEST, row), row
     code = [path.read_text(encoding="utf-8") for path in (ROOT / "jaxsmi").rglob("*.py")]
