@@ -91,7 +91,7 @@ def test_references_lead_to_other_libraries_and_to_theory():
     assert "https://optax.readthedocs.io/en/latest/api/transformations.html#optax.Grad" in text
     text = pages()[SITE / "docs" / "reference" / "inference.html"]
     assert "https://docs.jax.dev/en/latest/_autosummary/jax.typing.ArrayLike.html" in text
-    assert "../theory/multi-index.html#eq-42" in text
+    assert "../theory/multi-index.html#eq-49" in text
     assert "../references.html#tcdkz25" in text
     text = pages()[SITE / "docs" / "reference" / "extending.html"]
     assert "https://docs.kidger.site/equinox/api/module/module/#equinox.Module" in text
