@@ -87,6 +87,23 @@ def format_estimate(value: ArrayLike, stderr: ArrayLike) -> str:
     return f"{float(np.asarray(value)):.{places}f} ± {error:.{places}f}"
 
 
+def format_estimates(values: ArrayLike, stderrs: ArrayLike) -> str:
+    """Arrays of numbers and of their errors, with the digits of the smallest error; long ones are
+    summarised as NumPy does."""
+    if not concrete((values, stderrs)) or np.ndim(values) == 0:
+        return format_estimate(values, stderrs)
+    errors = np.asarray(stderrs)
+    known = errors[np.isfinite(errors) & (errors > 0.0)]
+    places = 1 - int(np.floor(np.log10(np.min(known, initial=1.0))))
+    shown = ".6g" if known.size == 0 else ".7g" if places > 6 else f".{places}f"
+    arrays = (np.asarray(values), shown), (errors, ".2g")
+    texts = (
+        np.array2string(array, separator=", ", threshold=20, formatter={"float": form})
+        for array, form in ((array, f"{{:{shown}}}".format) for array, shown in arrays)
+    )
+    return " ± ".join(texts)
+
+
 def _field_repr(value: object) -> str:
     """A field of a model in a few characters."""
     if isinstance(value, ClosedFunction):

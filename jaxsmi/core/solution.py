@@ -19,7 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, concrete, missing_array
-from jaxsmi.core.display import Described, describe, format_estimate, number
+from jaxsmi.core.display import Described, describe, format_estimate, format_estimates, number
 from jaxsmi.core.results import Result, counts, message
 from jaxsmi.core.validate import UNIT_INTERVAL, check
 
@@ -51,7 +51,7 @@ class Estimate(NamedTuple):
         return float(self.value)
 
     def __repr__(self) -> str:
-        return f"Estimate({format_estimate(self.value, self.stderr)})"
+        return f"Estimate({format_estimates(self.value, self.stderr)})"
 
 
 class Ends(Described):

@@ -91,6 +91,23 @@ def test_a_number_has_as_many_digits_as_its_error_allows(value, error, shown):
     assert repr(Estimate(jnp.asarray(value), jnp.asarray(error))) == f"Estimate({shown})"
 
 
+@pytest.mark.parametrize(
+    ("values", "errors", "shown"),
+    [
+        ([0.25412, 0.17531], [3.1e-4, 0.012], "[0.25412, 0.17531] ± [0.00031, 0.012]"),
+        (0.125 * np.arange(8.0), np.zeros(8), "[0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875] ± "
+         "[0, 0, 0, 0, 0, 0, 0, 0]"),
+        ([0.5, np.nan], [0.01, np.nan], "[0.500, nan] ± [0.01, nan]"),
+        ([3.0e-8, 0.5], [1e-10, 1e-9], "[3e-08, 0.5] ± [1e-10, 1e-09]"),
+        ([12.34, 1.2], [4.0, 3.0], "[12.3, 1.2] ± [4, 3]"),
+        (np.linspace(0.0, 1.0, 101), np.full(101, 0.001), "[0.0000, 0.0100, 0.0200, ..., 0.9800, "
+         "0.9900, 1.0000] ± [0.001, 0.001, 0.001, ..., 0.001, 0.001, 0.001]"),
+    ],
+)  # fmt: skip
+def test_an_estimate_of_several_numbers_shows_them(values, errors, shown):
+    assert repr(Estimate(jnp.asarray(values), jnp.asarray(errors))) == f"Estimate({shown})"
+
+
 def test_thresholds_show_their_error():
     one = jnp.eye(1)
     threshold = Threshold(
