@@ -190,6 +190,11 @@ def _step(function: Function, sample: PyTree, state: _State) -> _State:
 # twenty per cent, and one above a third may leave the region where its threshold exists.
 _FIRST_STEP = 0.2
 _LONGEST_STEP = 0.3
+# clipped after L-BFGS, whose steps are long where the curvature is small
+_OPTIMIZER = optax.chain(
+    optax.scale_by_lbfgs(), optax.clip_by_global_norm(_LONGEST_STEP), optax.scale(-1.0)
+)
+_update = jax.jit(_OPTIMIZER.update)  # outside jit its loops would be compiled at each step
 
 _Extra = TypeVar("_Extra")
 
@@ -273,13 +278,10 @@ def minimise(
         (value, (number, extra)), gradient = objective(parameters, extra)
         return Trial(parameters, value, gradient, number, extra)
 
-    # clipped after L-BFGS, whose steps are long where the curvature is small
-    clipped = optax.clip_by_global_norm(_LONGEST_STEP)
-    optimizer = optax.chain(optax.scale_by_lbfgs(), clipped, optax.scale(-1.0))
     first = best = evaluate(start, extra)
     check(first.finite, "start", start, allowed)
     scale = _FIRST_STEP / first.size if first.size > 0.0 else 1.0
-    memory = optimizer.init(start)
+    memory = _OPTIMIZER.init(start)
     history: dict[str, list[PyTree]] = {"parameters": [], name: [], "gradient": []}
     parameters, code = start, Result.MAX_STEPS
     for step in range(bar.total):
@@ -291,18 +293,18 @@ def minimise(
         bar.update(1, {name: f"{float(point.number):.4f}"})
         if not point.value <= best.value:  # or NaN: half way back to the best parameters
             updates = jax.tree.map(lambda p, b: 0.5 * (b - p), point.parameters, best.parameters)
-            memory = optimizer.init(start)  # its curvature is that of the failed step
+            memory = _OPTIMIZER.init(start)  # its curvature is that of the failed step
         else:
             best = point
             if done(point.number):
                 code = Result.SUCCESS
                 break
             scaled = jax.tree.map(lambda g: scale * g, point.gradient)
-            updates, memory = optimizer.update(scaled, memory, point.parameters)
+            updates, memory = _update(scaled, memory, point.parameters)
             products = jax.tree.map(lambda u, g: jnp.sum(u * g), updates, point.gradient)
             if float(sum(jax.tree.leaves(products))) > 0.0:  # curvature of the wrong sign
                 updates = jax.tree.map(lambda g: -g, scaled)
-                memory = optimizer.init(start)
+                memory = _OPTIMIZER.init(start)
         if float(optax.global_norm(updates)) < tolerance:
             code = Result.SUCCESS
             break

@@ -14,8 +14,16 @@ import optax
 import pytest
 
 import jaxsmi as smi
-from helpers import assert_measured, differences, directed_regression, mean_and_error
+from helpers import (
+    assert_measured,
+    compilations,
+    differences,
+    directed_regression,
+    mean_and_error,
+)
+from jaxsmi.core.arrays import as_module
 from jaxsmi.inference.label_averages import LabelAverages
+from jaxsmi.inference.learner_search import _Constants
 from jaxsmi.learners.base import OrderParameters
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
@@ -438,6 +446,42 @@ def test_the_best_ridge_of_a_linear_teacher_is_its_noise():
     heights = np.array(search.history["error"])
     assert np.all(heights >= best - bar)
     assert heights[0] > 1.3 * best
+
+
+@SLOW
+def test_a_search_at_another_alpha_compiles_nothing():
+    """With a `build` of the same code, as in a loop over α; the history of "cosine" has cosines."""
+
+    def search(alpha, key):
+        few = {"averages": smi.Averages(256, nets=2), "iteration": smi.Iteration(3)}
+        build = lambda p: smi.Erm(smi.links.linear(), ridge=jnp.exp(p))
+        model = smi.links.linear(0.1)
+        return smi.search_learner(model, alpha, build, 0.0, key=key, objective="cosine", **few)
+
+    best, other = search(2.0, KEY), jax.random.key(1)
+    np.testing.assert_allclose(max(best.history["cosine"]), best.solution.cosine[0])
+    search(2.5, KEY)  # the comparison of the two models is compiled
+    with compilations() as seen:
+        found = search(3.0, other)
+    assert seen == []
+    assert found.solution.cosine > best.solution.cosine
+
+
+def test_compiled_constants_are_equal_where_their_numbers_are():
+    """A search compiles another program where anything that it takes as known has changed."""
+
+    def known(noise=0.1, factor=1.0, loss=smi.losses.squared):
+        build = lambda p: smi.Erm(smi.links.linear(), loss=loss, ridge=factor * jnp.exp(p))
+        return _Constants((smi.links.linear(noise), as_module(build)))
+
+    first = known()
+    assert first == known()
+    assert hash(first) == hash(known())
+    factors = jnp.array(1.0), jnp.array(2.0)
+    assert known(factor=factors[0]) == known(factor=jnp.array(1.0))
+    others = known(noise=1.0), known(factor=2.0), known(loss=smi.losses.huber())
+    assert all(first != other for other in others)
+    assert known(factor=factors[0]) != known(factor=factors[1])
 
 
 @pytest.mark.parametrize("link", [jnp.abs, jax.nn.relu], ids=["modulus", "relu"])
