@@ -11,7 +11,7 @@ in channels/base.py):
         P_s = Π_i Φ(s_i ω_i/√V_ii)
             + ∫_0^1 dλ Σ_{i<j} s_i s_j V_ij N_2(z_i = z_j = 0) P(s_k z_k > 0 | z_i = z_j = 0)
 
-    two values, the other one with probability p:  Z_out = p + (1 - 2p) Σ_{s: v_s = y} P_s
+    the opposite label with probability p:  p(y|v_s) = (1 - p) [y = v_s] + p [y = -v_s]
 
 Source: [AMBKMZ18], [P54]; [theory: multi-index, Eq. (30)].
 """
@@ -51,15 +51,16 @@ def sign_patterns(indices: int) -> np.ndarray:
 
 
 class OrthantChannel(LevelsChannel):
-    """y = v_s + √Δ ξ, s the signs of the fields (P = 1, 2 or 3, M = 1), any V; or the other of two
-    values with probability p.
+    """y = v_s + √Δ ξ, s the signs of the fields (P = 1, 2 or 3, M = 1), any V; or ±v_s, the minus
+    with probability p.
 
     For three fields with V far from diagonal, labels of probability below 1e-15 lose their digits.
 
     Args:
         values: v_s (2^P,), in the order of `sign_patterns`.
         noise: Δ > 0. None: no noise.
-        flip: p in (0, 1/2], of two values without noise. None: none are flipped.
+        flip: p in (0, 1/2], of values that come with both signs, without noise. None: no label is
+            flipped.
         distinct: The values without repetitions (K,).
     """
 
@@ -104,10 +105,10 @@ class OrthantChannel(LevelsChannel):
         return self.values[jnp.sum(jnp.where(fields[:, 0] < 0.0, place, 0))]
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """Return v_s + √Δ ξ, or the other value if Φ(ξ) < p."""
+        """Return v_s + √Δ ξ, or -v_s if Φ(ξ) < p."""
         clean = self.link(fields)
         if self.flip is not None:
-            return jnp.where(ndtr(noise[0]) < self.flip, jnp.sum(self.distinct) - clean, clean)
+            return jnp.where(ndtr(noise[0]) < self.flip, -clean, clean)
         return clean if self.noise is None else clean + jnp.sqrt(self.noise) * noise[0]
 
     def check_labels(self, labels: Array) -> None:
@@ -122,10 +123,13 @@ class OrthantChannel(LevelsChannel):
         apart = label - self.values
         if self.noise is not None:
             return -0.5 * apart**2 / self.noise - 0.5 * jnp.log(2.0 * jnp.pi * self.noise)
-        odds = (0.0, no_weight(apart.dtype))
-        if self.flip is not None:
-            odds = (jnp.log1p(-self.flip), jnp.log(self.flip))
-        return jnp.where(apart == 0.0, *odds)
+        same, never = apart == 0.0, no_weight(apart.dtype)
+        if self.flip is None:
+            return jnp.where(same, 0.0, never)
+        # zero is its own opposite
+        opposite = label == -self.values
+        flipped = jnp.where(opposite, jnp.log(self.flip), never)
+        return jnp.where(same, jnp.where(opposite, 0.0, jnp.log1p(-self.flip)), flipped)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log of the sum over orthants."""

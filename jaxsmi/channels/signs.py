@@ -4,6 +4,7 @@ Equations here (ω, V as in channels/base.py; φ, Φ the Gaussian density and di
 ς(x) = 1/(1 + e^{-x})):
 
 * sign, y = sign(z + √Δ ξ):                  Z_out = Φ(y ω/√(V + Δ))
+  flipped with probability p:                Z_out = (1 - p) Φ(x) + p Φ(-x),  x = y ω/√(V + Δ)
 * logistic, P(y|z) = ς(βyz):                 Z_out = ∫ Dt ς(β(yω + √V t))
 * parity of two signs, y = sign(z_1 z_2):    Z_out = P(z_1 z_2 y > 0), each quadrant an integral
   over its correlation (Plackett's identity)
@@ -70,31 +71,40 @@ class AbstractSignsChannel(ClosedFormChannel):
 
 
 class SignChannel(AbstractSignsChannel):
-    """y = sign(z + √Δ ξ) (P = M = 1): log Z_out = log Φ(y ω/√(V + Δ)).
+    """y = sign(z + √Δ ξ) (P = M = 1), or the opposite with probability p.
 
     Args:
         noise: Δ; if infinite, labels are independent of the fields. None: no noise.
+        flip: p in (0, 1/2]. None: no label is flipped.
     """
 
     noise: Array | None = None
+    flip: Array | None = None
     indices: int = eqx.field(static=True, default=1)
     tokens: int = eqx.field(static=True, default=1)
 
     @property
     def noise_size(self) -> int:
-        """One normal if there is noise, else none."""
-        return 0 if self.noise is None else 1
+        """One normal if there is noise, one more for flips."""
+        return (self.noise is not None) + (self.flip is not None)
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """Return sign(z + √Δ ξ)."""
-        if self.noise is None:
-            return self.link(fields)
-        return self.link(fields + jnp.sqrt(self.noise) * noise[0])
+        """Return sign(z + √Δ ξ), or the opposite if Φ(ξ') < p."""
+        if self.noise is not None:
+            fields = fields + jnp.sqrt(self.noise) * noise[0]
+        clean = self.link(fields)
+        if self.flip is None:
+            return clean
+        return jnp.where(ndtr(noise[-1]) < self.flip, -clean, clean)
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
-        """log Φ(y ω/√(V + Δ))."""
+        """log Φ(x), or log[(1 - p) Φ(x) + p Φ(-x)], x = y ω/√(V + Δ)."""
         variance = V[0, 0] if self.noise is None else V[0, 0] + self.noise
-        return log_ndtr(statistic * omega[0, 0] / jnp.sqrt(variance))
+        x = statistic * omega[0, 0] / jnp.sqrt(variance)
+        if self.flip is None:
+            return log_ndtr(x)
+        p = self.flip
+        return jnp.logaddexp(jnp.log1p(-p) + log_ndtr(x), jnp.log(p) + log_ndtr(-x))
 
 
 class LogisticChannel(AbstractSignsChannel):

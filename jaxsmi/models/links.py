@@ -3,7 +3,7 @@
 | link | y | channel |
 |---|---|---|
 | linear(noise) | z + √Δ ξ | closed form |
-| sign(noise) | sign(z + √Δ ξ) | closed form |
+| sign(noise, flip) | sign(z + √Δ ξ) | closed form |
 | phase_retrieval() | |z| or z² | closed form |
 | sign_product(k) | sign(z_1 .. z_k) | k = 1, 2, 3 (others sample and train) |
 | sign_committee(k, vote, noise, flip) | sign Σ_i sign z_i, or the mean | k <= 3 (others sample) |
@@ -91,6 +91,11 @@ def _model(
     return MultiIndex(channel=channel, prior=prior, symmetry=given, name=name)
 
 
+def _unless_zero(given: ArrayLike, number: Array) -> Array | None:
+    """None for what is known to be zero: the program has no noise then."""
+    return None if is_zero(given) else number
+
+
 def linear(noise: ArrayLike = 0.0, tokens: int = 1, prior: Prior = None) -> MultiIndex:
     """Linear regression with Gaussian noise, y = z + √Δ ξ.
 
@@ -119,30 +124,35 @@ def linear(noise: ArrayLike = 0.0, tokens: int = 1, prior: Prior = None) -> Mult
     return _model(linear_channel(variance, validate.count("tokens", tokens)), prior, "linear")
 
 
-def sign(prior: Prior = None, noise: ArrayLike = 0.0) -> MultiIndex:
+def sign(noise: ArrayLike = 0.0, flip: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     """Perceptron, y = sign(z + √Δ ξ). With a Rademacher prior: the binary perceptron.
 
     Args:
-        prior: Prior of the row of W. Default: iid N(0, 1).
         noise: Variance Δ >= 0 of the noise inside the sign; infinite: labels are random signs.
             Default 0.
+        flip: Probability p in [0, 1/2] of the opposite label. Default 0.
+        prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
 
     Raises:
-        ValueError: For Δ < 0.
+        ValueError: For Δ < 0, or p outside [0, 1/2].
 
     Example:
         >>> import jaxsmi as smi
-        >>> smi.links.sign(smi.priors.Rademacher()).name
+        >>> smi.links.sign(prior=smi.priors.Rademacher()).name
         'sign'
 
     Source:
         [theory: multi-index, Eq. (23)].
     """
+    named = not isinstance(noise, AbstractIidPrior)
+    check(named, "noise", noise, "a variance >= 0 (name a prior: sign(prior=..))")
     variance = validate.number("noise", noise, _SIGN_NOISE)
-    return _model(SignChannel(noise=None if is_zero(noise) else variance), prior, "sign")
+    p = validate.number("flip", flip, _FLIP)
+    channel = SignChannel(noise=_unless_zero(noise, variance), flip=_unless_zero(flip, p))
+    return _model(channel, prior, "sign")
 
 
 def phase_retrieval(squared: bool = False, prior: Prior = None) -> MultiIndex:
@@ -189,7 +199,7 @@ def sign_product(k: int = 2, prior: Prior = None) -> MultiIndex:
         [TDDZLK24], [theory: multi-index, Eqs. (25), (29), Table 1].
     """
     if validate.count("k", k) == 1:
-        return sign(prior)
+        return sign(prior=prior)
     name = f"sign_product({k})"
     channel = SignProductChannel(indices=k)
     # no channel is written for more factors: those models sample and train
@@ -213,16 +223,16 @@ def sign_committee(
         k: Number of members, at least 1. Default 2.
         vote: "majority", or "mean": y = (1/k) Σ_i sign z_i. Default "majority".
         noise: Variance Δ >= 0 of Gaussian noise that is added to the label. Default 0.
-        flip: Probability p in [0, 1/2] of the opposite label, of labels ±1 (a majority of one or
-            three members) without noise. Default 0.
+        flip: Probability p in [0, 1/2] of the opposite label -y; a tie stays zero. For at most
+            three members without noise. Default 0.
         prior: Prior of the rows of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
 
     Raises:
-        ValueError: For k < 1, another word, Δ < 0, p outside [0, 1/2], or a flip of labels of more
-            than two values, with noise, or of more than three members.
+        ValueError: For k < 1, another word, Δ < 0, p outside [0, 1/2], or flips with noise, or of
+            more than three members.
 
     Example:
         >>> import jaxsmi as smi
@@ -236,17 +246,15 @@ def sign_committee(
     majority = validate.choice("vote", vote, ("majority", "mean")) == "majority"
     variance = validate.number("noise", noise, VARIANCE)
     p = validate.number("flip", flip, _FLIP)
-    binary = k == 1 or (k == MOST_FIELDS and majority)
-    allowed = "0, but for labels of two values without noise: a majority of one or three members"
-    check(is_zero(flip) or (binary and is_zero(noise)), "flip", flip, allowed)
+    allowed = f"0 for labels with Gaussian noise, and for more than {MOST_FIELDS} members"
+    check(is_zero(flip) or (k <= MOST_FIELDS and is_zero(noise)), "flip", flip, allowed)
     name = f"sign_committee({k})"
     # no channel is written for more members: those models sample
     if k > MOST_FIELDS:
         link = lambda z: _vote(jnp.sum(jnp.sign(z)), k, majority)
         return MultiIndex(link, indices=k, noise=noise, prior=prior, name=name)
     values = _vote(sign_patterns(k).sum(axis=1), k, majority)
-    some = lambda number, given: None if is_zero(given) else number
-    channel = orthant_channel(values, some(variance, noise), k, some(p, flip))
+    channel = orthant_channel(values, _unless_zero(noise, variance), k, _unless_zero(flip, p))
     return _model(channel, prior, name, "permutation")
 
 

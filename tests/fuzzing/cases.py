@@ -173,7 +173,7 @@ for link in ("absolute", "hard_tanh", "linear", "phase_retrieval", "relu", "logi
 case(smi.links.door, {}, width="positive")
 case(smi.links.poisson, {}, size="positive")
 case(smi.links.product, {}, k="count")
-case(smi.links.sign, {}, noise="non-negative or inf")
+case(smi.links.sign, {}, noise="non-negative or inf", flip="fraction")
 case(smi.links.sign_product, {}, k="count")
 case(smi.links.sign_committee, {"k": 3}, k="count", vote="choice", flip="fraction")
 case(smi.links.softmax, {}, classes="count")

@@ -1,6 +1,7 @@
 """Labels that depend on the signs of a few fields: orthants, published committees, own links."""
 
 import csv
+import functools
 
 import equinox as eqx
 import jax
@@ -83,25 +84,52 @@ def flipped_perceptron(alpha, p):
 
 @SLOW
 def test_a_flipped_perceptron_learns_what_quadrature_says():
-    """Less and less as p grows, nothing at p = 1/2; p = 0 is the noiseless one."""
+    """Less and less as p grows, nothing at p = 1/2; p = 0 is the noiseless one. A committee of one
+    member is the perceptron."""
     overlaps = []
     for p in (0.0, 0.02, 0.2, 0.5):
-        end = smi.state_evolution(smi.links.sign_committee(1, flip=p), 2.0, key=KEY, averages=FEW)
+        end = smi.state_evolution(smi.links.sign(flip=p), 2.0, key=KEY, averages=FEW)
+        one = smi.state_evolution(smi.links.sign_committee(1, flip=p), 2.0, key=KEY, averages=FEW)
+        np.testing.assert_allclose(end.overlap, one.overlap, atol=1e-6)
         q, error = float(end.overlap[0, 0]), float(end.stderr[0, 0])
         exact = flipped_perceptron(2.0, p) if p < 0.5 else 0.0
         assert abs(q - exact) < 5 * error + 1e-5
         overlaps.append(q)
     assert np.all(np.diff(overlaps) < -0.04)
-    plain = smi.state_evolution(smi.links.sign(), 2.0, key=KEY, averages=FEW)
-    np.testing.assert_allclose(overlaps[0], plain.overlap[0, 0], atol=1e-12)
 
 
-@pytest.mark.parametrize("k", [1, pytest.param(3, marks=SLOW)])
-def test_flips_mix_both_labels(k):
+def test_run_with_flipped_labels_follows_its_theory():
+    """A run at D = 800; and noise inside the sign next to flips, of which labels have one normal
+    each: the share of flips of a field far from zero."""
+    model, key = smi.links.sign(flip=0.1), jax.random.key(3)
+    end = smi.state_evolution(model, 3.0, key=key, averages=FEW)
+    run = smi.gamp(model, model.sample(key, dimension=800, alpha=3.0), key=key)
+    assert int(run.result) == int(end.result) == 0
+    assert abs(float(run.overlap[0, 0] - end.overlap[0, 0])) < 4 / np.sqrt(800)
+    channel, z = smi.links.sign(noise=0.5, flip=0.1).channel, 0.3
+    labels = jax.vmap(channel.label)(jnp.full((4000, 1, 1), z), jax.random.normal(key, (4000, 2)))
+    share = 0.1 + 0.8 * norm.cdf(z / np.sqrt(0.5))
+    assert abs(float(jnp.mean(labels > 0)) - share) < 4 * np.sqrt(share * (1 - share) / 4000)
+
+
+def test_a_tie_stays_zero_when_labels_are_flipped():
+    """Z(y) = (1 - p) Z_0(y) + p Z_0(-y) of two members."""
+    clean, flipped = (smi.links.sign_committee(2, flip=p).channel for p in (0.0, 0.15))
+    y, w = jnp.asarray([1.0, 0.0, -1.0]), jnp.tile(jnp.asarray([[0.4], [-1.1]]), (3, 1, 1))
+    Z, mixed = (np.exp(respond(c, y, w, V[:2, :2]).log_partition) for c in (clean, flipped))
+    np.testing.assert_allclose(mixed, 0.85 * Z + 0.15 * Z[::-1], rtol=1e-12)
+    labels = jax.vmap(flipped.label)(jnp.tile(w, (100, 1, 1)), jax.random.normal(KEY, (300, 1)))
+    assert bool(jnp.all(labels == 0.0))
+
+
+@pytest.mark.parametrize("name", ["sign", "one", pytest.param("three", marks=SLOW)])
+def test_flips_mix_both_labels(name):
     """Z = p + (1 - 2p) Z_0, g = (1 - 2p) Z_0 g_0/Z; labels are flipped as often."""
+    k = 3 if name == "three" else 1
+    link = smi.links.sign if name == "sign" else functools.partial(smi.links.sign_committee, k)
     p, w = 0.15, np.linspace(-1.0, 1.5, 4)[:, None, None] * np.arange(1, k + 1)[:, None]
     y, V_k = jnp.asarray([1.0, 1.0, -1.0, -1.0]), jnp.asarray(V[:k, :k])
-    clean, flipped = (smi.links.sign_committee(k, flip=f).channel for f in (0.0, p))
+    clean, flipped = (link(flip=f).channel for f in (0.0, p))
     one, two = (respond(channel, y, jnp.asarray(w), V_k) for channel in (clean, flipped))
     Z = np.exp(one.log_partition)
     np.testing.assert_allclose(np.exp(two.log_partition), p + (1 - 2 * p) * Z, rtol=1e-12)
@@ -148,9 +176,9 @@ def test_information_falls_with_flips():
     assert abs(information[-1]) < 1e-9
 
 
-def test_flips_are_of_two_values_without_noise():
-    for call in ({"k": 2}, {"k": 3, "vote": "mean"}, {"k": 3, "noise": 0.1}, {"k": 5}):
-        with pytest.raises(ValueError, match=r"flip: got 0.1; allowed: 0, but"):
+def test_flips_are_of_few_members_without_noise():
+    for call in ({"k": 3, "noise": 0.1}, {"k": 5}):
+        with pytest.raises(ValueError, match=r"flip: got 0.1; allowed: 0 for labels with"):
             smi.links.sign_committee(flip=0.1, **call)
     with pytest.raises(ValueError, match="flip"):
         smi.links.sign_committee(3, flip=0.6)

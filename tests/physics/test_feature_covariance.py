@@ -248,7 +248,7 @@ def test_logistic_regression_is_its_theory(spectrum):
         "two values": (np.repeat([2.0, 0.25], size // 2), np.ones(size)),
         "power law": (np.asarray(power_law(size, 1.0)), np.asarray(power_law(size, 0.5))),
     }[spectrum]
-    model = smi.links.sign(GaussianProfile(s * t), noise=0.2)
+    model = smi.links.sign(noise=0.2, prior=GaussianProfile(s * t))
     learner = smi.Erm(LINEAR, loss=smi.losses.logistic, ridge=ridge / s)
     limit = smi.state_evolution(model, alpha, learner=learner, key=KEY)
     measured = []

@@ -29,7 +29,7 @@ LABELS = {
 }
 MODELS = {
     "linear": lambda prior: smi.links.linear(0.5, prior=prior),
-    "sign": lambda prior: smi.links.sign(prior),
+    "sign": lambda prior: smi.links.sign(prior=prior),
 }
 
 

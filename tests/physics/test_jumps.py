@@ -89,7 +89,7 @@ def correlated(c):
 
 
 def signs_of_variance(v):
-    return smi.links.sign(smi.priors.Gaussian(v * jnp.eye(1)))
+    return smi.links.sign(prior=smi.priors.Gaussian(v * jnp.eye(1)))
 
 
 def generalization(model, overlap):

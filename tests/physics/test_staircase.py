@@ -20,7 +20,7 @@ from jaxsmi.core.solution import Threshold
 from jaxsmi.numerics import fixed_point
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
-RADEMACHER = smi.links.sign(smi.priors.Rademacher())
+RADEMACHER = smi.links.sign(prior=smi.priors.Rademacher())
 
 
 def overlap_of(model, alpha, points, start=0.3, **iteration):

@@ -237,7 +237,7 @@ def test_a_run_on_its_way_to_recovery_is_recovered(tolerance):
 def test_binary_perceptron_first_order_transition():
     """Rademacher prior, y = sign z: spinodal at 1.493. At 1.6 all starts recover; at 1.4 only the
     informed one does."""
-    run = functools.partial(evolve, smi.links.sign(smi.priors.Rademacher()), points=2**13)
+    run = functools.partial(evolve, smi.links.sign(prior=smi.priors.Rademacher()), points=2**13)
     for start in (1e-3, 0.99):
         recovered = run(1.6, start=start)
         assert result(recovered) == Result.RECOVERED
@@ -410,7 +410,7 @@ def test_free_entropy_of_the_linear_channel():
 POTENTIALS = {
     "linear": (smi.links.linear(0.3), 1.7),
     "phase retrieval": (PHASE, 0.9),
-    "perceptron, Rademacher": (smi.links.sign(smi.priors.Rademacher()), 1.0),
+    "perceptron, Rademacher": (smi.links.sign(prior=smi.priors.Rademacher()), 1.0),
     "two indices": (smi.links.sign_product(2), 3.2),
     "committee with flips": (smi.links.sign_committee(3, flip=0.1), 3.0),
 }

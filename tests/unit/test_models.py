@@ -109,7 +109,7 @@ def test_sample_is_made_of_standard_normals():
 
 
 def test_sample_reuses_a_teacher_and_depends_on_the_key():
-    model = smi.links.sign(smi.priors.Rademacher())
+    model = smi.links.sign(prior=smi.priors.Rademacher())
     one, again = (model.sample(KEY, dimension=30, alpha=1.0) for _ in range(2))
     np.testing.assert_array_equal(np.abs(one.teacher), 1.0)
     np.testing.assert_array_equal(one.inputs, again.inputs)

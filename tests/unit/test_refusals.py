@@ -172,6 +172,8 @@ W = jax.random.normal(KEY, (1, 400))
 
 # What the message begins with, as a regular expression, and the call.
 MODELS = [
+    ("noise: .*name a prior", lambda: smi.links.sign(Rademacher())),
+    ("flip", lambda: smi.links.sign(flip=0.6)),
     ("skip", lambda: deep(skip=[1.0, 1.0])),
     ("beta", lambda: deep(beta=[1.0, 2.0])),
     ("ranks", lambda: deep(ranks=(1, 1, 1))),
