@@ -27,7 +27,13 @@ from jaxsmi.core.options import setup, user_cache
 from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import Solution, Threshold, index_names
 from jaxsmi.workbench import plotting, storage
-from jaxsmi.workbench.storage import atomic_write, import_xarray, make_folder, parameters
+from jaxsmi.workbench.storage import (
+    atomic_write,
+    import_xarray,
+    make_folder,
+    named_leaves,
+    parameters,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -212,13 +218,11 @@ def report(result: Any) -> Report:
         return Report(plain(result), repr(result), lambda: result, draw)
     steps = [result] if isinstance(result, Threshold) else result
     if isinstance(steps, list) and all(isinstance(step, Threshold) for step in steps):
-        # each field of all thresholds, with the threshold as the leading axis
-        fields = vars(jax.tree.map(lambda *x: np.stack(x), *steps)) if steps else {}
-        stored = lambda: storage.arrays(fields)
+        stored = lambda: steps or storage.arrays({})
         text = "\n".join(map(repr, steps)) or "Nothing is learned from the labels alone."
         return Report({"thresholds": plain(steps)}, text, stored)
     data = plain(result)
-    arrays = _arrays(data)
+    arrays = named_leaves(data)
     text = repr(result) if isinstance(result, Solution) else _lines(arrays)
     data = data if isinstance(data, dict) else {"value": data}
     return Report(data, text, lambda: storage.arrays(arrays))
@@ -257,13 +261,6 @@ def _lines(arrays: Mapping[str, np.ndarray]) -> str:
     """One line an array; long ones by their ends."""
     show = lambda x: np.array2string(x, precision=4, threshold=12, edgeitems=2)
     return "\n".join(f"{name}: {' '.join(show(x).split())}" for name, x in arrays.items())
-
-
-def _arrays(data: Any) -> dict[str, np.ndarray]:
-    """All numbers and words of plain data, by name."""
-    leaves = jax.tree.leaves_with_path(data)
-    named = lambda path: jax.tree_util.keystr(path, simple=True, separator="_") or "value"
-    return {named(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def plain(value: Any) -> Any:

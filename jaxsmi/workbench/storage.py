@@ -31,12 +31,14 @@ from jax.typing import ArrayLike
 import jaxsmi
 from jaxsmi.core import validate
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, index_names
+from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold, index_names
+from jaxsmi.thresholds.transitions import FirstOrder
 
 if TYPE_CHECKING:
     import xarray
 
-    Part = Solution | Iterable[Solution] | xarray.Dataset
+    One = Solution | Threshold | FirstOrder | xarray.Dataset
+    Part = One | Iterable[Solution] | Iterable[Threshold]
     Storable = Part | Mapping[str, Part]
 
 SCALARS = ("error", "steps", "residual", "spectral_radius", "result")  # fields of one number
@@ -52,6 +54,7 @@ OPTIONAL = (
     "jump_fraction",
     "gradient_norm",
 )
+_SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5")  # of netCDF, which is HDF5
 _LARGEST = 256  # arrays of a model with more entries than this are described by shape and type
 
 
@@ -254,6 +257,13 @@ def stack(solutions: Iterable[Solution], **attributes: object) -> xarray.Dataset
     return curve.sortby("alpha").assign_attrs(_described(**attributes))
 
 
+def named_leaves(tree: Any) -> dict[str, np.ndarray]:
+    """All numbers and words of a tree, by their places in it: "algorithmic_alpha"."""
+    leaves = jax.tree.leaves_with_path(tree)
+    named = lambda path: jax.tree_util.keystr(path, simple=True, separator="_") or "value"
+    return {named(path): np.asarray(leaf) for path, leaf in leaves}
+
+
 def arrays(values: Mapping[str, ArrayLike], **attributes: object) -> xarray.Dataset:
     """Arrays by name as one dataset."""
     data = {
@@ -267,24 +277,31 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
     """Write a netCDF file, complete or not at all.
 
     Args:
-        item: A Solution, a Curve or other sequence of them (stacked along alpha), an
-            xarray.Dataset, or a dict of these, whose names become the groups of the file. (Any
-            object, a Threshold say, can be pickled.)
-        path: Of the file.
+        item: A Solution, a Curve or other sequence of them (stacked along alpha), a Threshold, the
+            list of them of `smi.staircase`, a FirstOrder, an xarray.Dataset, or a dict of these,
+            whose names become the groups of the file. (Any object can be pickled.)
+        path: Of the file, which ends with .nc, .nc4, .h5 or .hdf5.
         **attributes: Added to the attributes.
 
     Raises:
-        ValueError: For another item.
+        ValueError: For another item, or a path that cannot be written.
         ImportError: Without xarray, h5netcdf and h5py.
 
     Example:
         >>> save({"run": run, "theory": theory}, "out/learned.nc")  # doctest: +SKIP
     """
     xarray = import_xarray()
+    named = pathlib.Path(validate.path("path", path))
+    allowed = f"a netCDF file: a path that ends with {', '.join(_SUFFIXES)}"
+    validate.check(named.suffix in _SUFFIXES, "path", str(path), allowed)
+    _try_folder("path", named.parent, "a file in a folder that exists and can be written")
     items = list(item.values()) if isinstance(item, dict) else [item]
-    allowed = "a Solution, a Curve or other sequence of them, an xarray.Dataset, or a dict of these"
+    allowed = (
+        "a Solution, a Curve or other sequence of them, a Threshold or a list of them, a "
+        "FirstOrder, an xarray.Dataset, or a dict of these"
+    )
     storable = lambda x: (
-        isinstance(x, Solution | xarray.Dataset)
+        isinstance(x, Solution | Threshold | FirstOrder | xarray.Dataset)
         or (hasattr(x, "__iter__") and not isinstance(x, Estimate | str))
     )
     validate.check(all(map(storable, items)), "item", item, f"{allowed} (pickle stores any other)")
@@ -304,25 +321,31 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
 
     Args:
         path: Of the file.
-        group: Name of a part where a dict was saved (the attribute "groups" of the file lists
-            them). Default None.
+        group: Name of a part where a dict was saved. Default None: one item was saved.
 
     Returns:
         An xarray.Dataset; of a curve `(loaded.cosine**2).plot.line(x="alpha")` draws it again.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file has no such group.
+        ValueError: The file is no netCDF file, has no such group, or has groups, and none is named.
         ImportError: Without xarray, h5netcdf and h5py.
     """
     xarray = import_xarray()
-    # the error of h5netcdf for a missing group does not say which there are
-    if group is not None:
-        with xarray.open_dataset(path, engine="h5netcdf") as root:
-            names = str(root.attrs.get("groups", ""))
-        allowed = f"one of {names}" if names else "None: one item was saved, not a dict of them"
-        validate.check(group in names.split(", "), "group", group, allowed)
-    return xarray.load_dataset(path, group=group, engine="h5netcdf")
+    if not pathlib.Path(validate.path("path", path)).exists():
+        raise FileNotFoundError(f"path: got {str(path)!r}; there is no such file.")
+    try:
+        root = xarray.load_dataset(path, engine="h5netcdf")
+    except OSError:
+        said = f"path: got {str(path)!r}; allowed: a netCDF file, as smi.save writes it."
+        raise ValueError(said) from None
+    # the root of a file with groups is empty, and the error of h5netcdf for a missing group does
+    # not say which there are
+    names = str(root.attrs.get("groups", ""))
+    allowed = f"one of {names}" if names else "None: one item was saved, not a dict of them"
+    known = group in names.split(", ") if names else group is None
+    validate.check(known, "group", group, allowed)
+    return root if group is None else xarray.load_dataset(path, group=group, engine="h5netcdf")
 
 
 @contextlib.contextmanager
@@ -348,13 +371,19 @@ def make_folder(folder: pathlib.Path) -> None:
     Raises:
         ValueError: Where the system does not let it.
     """
+    _try_folder("out", folder, "a folder that can be written", make=True)
+
+
+def _try_folder(name: str, folder: pathlib.Path, allowed: str, make: bool = False) -> None:
+    """Raise a ValueError that names the argument where no file can be written to its folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as failure:
         said = f"{str(folder)!r} ({failure.strerror})"
-        raise ValueError(f"out: got {said}; allowed: a folder that can be written.") from failure
+        raise ValueError(f"{name}: got {said}; allowed: {allowed}.") from None
 
 
 def _dataset(item: Any, **attributes: object) -> xarray.Dataset:
@@ -362,7 +391,15 @@ def _dataset(item: Any, **attributes: object) -> xarray.Dataset:
         return to_xarray(item, **attributes)
     if isinstance(item, import_xarray().Dataset):
         return item.assign_attrs(_described(**attributes)) if attributes else item
-    return stack(item, **attributes)
+    if isinstance(item, Threshold):
+        return arrays(vars(item), **attributes)
+    if isinstance(item, FirstOrder):
+        return arrays(named_leaves(item), transition=item.kind, **attributes)
+    items = list(item)
+    if items and all(isinstance(x, Threshold) for x in items):
+        # each field of all thresholds, with the threshold as the leading axis
+        return arrays(vars(jax.tree.map(lambda *x: np.stack(x), *items)), **attributes)
+    return stack(items, **attributes)
 
 
 def _described(solution: Solution | None = None, /, **attributes: object) -> dict[str, Any]:

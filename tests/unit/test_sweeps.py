@@ -18,7 +18,8 @@ import jaxsmi as smi
 import synthetic
 from helpers import linear_overlap
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import index_names
+from jaxsmi.core.solution import Threshold, index_names
+from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.rows import OPTIMIZERS, make_optimizer
 from jaxsmi.workbench.storage import atomic_write
@@ -302,13 +303,48 @@ def test_the_file_says_how_it_was_made(tmp_path):
 def test_a_curve_is_in_ascending_alpha_and_gives_its_solutions_back(tmp_path):
     solutions = synthetic.curve()
     storage.save({"curve": solutions, "one": solutions[0]}, tmp_path / "a.nc")
-    assert storage.load(tmp_path / "a.nc").attrs["groups"] == "curve, one"
+    with pytest.raises(ValueError, match=r"^group: got None; allowed: one of curve, one\.$"):
+        storage.load(tmp_path / "a.nc")
     curve = storage.load(tmp_path / "a.nc", "curve")
     np.testing.assert_array_equal(curve.alpha, [0.3, 0.6, 0.9])
     last = curve.history_overlap.isel(alpha=2).dropna("step")
     np.testing.assert_array_equal(last, solutions[0].trajectory["overlap"])
     with pytest.raises(ValueError, match="group: got 'two'; allowed: one of curve, one"):
         storage.load(tmp_path / "a.nc", "two")
+
+
+def test_thresholds_survive_the_file(tmp_path):
+    of = lambda a: Threshold(*map(np.asarray, (a, 0.1, [a, a], np.eye(2), np.zeros((2, 2)), 0)))
+    one, grid = of(2.5), np.arange(3.0)
+    matrices = np.ones((3, 2, 2))
+    transition = FirstOrder("first order", of(3.0), None, of(1.5), grid, matrices, 2 * matrices)
+    parts = {"one": one, "stairs": [of(1.0), of(2.0)], "transition": transition}
+    storage.save(parts, tmp_path / "a.nc")
+    loaded = {name: storage.load(tmp_path / "a.nc", name) for name in parts}
+    for name in ("alpha", "stderr", "replicas", "subspace", "overlap", "result"):
+        np.testing.assert_array_equal(loaded["one"][name], getattr(one, name))
+    np.testing.assert_array_equal(loaded["stairs"].alpha, [1.0, 2.0])
+    assert loaded["transition"].attrs["transition"] == "first order"
+    assert float(loaded["transition"].algorithmic_alpha) == 3.0
+    assert "information_theoretic_alpha" not in loaded["transition"]
+    np.testing.assert_array_equal(loaded["transition"].informed, transition.informed)
+
+
+def test_paths_that_do_not_fit_are_answered_in_a_sentence(tmp_path):
+    solution = synthetic.solution()
+    for path, said in {
+        "a.pkl": r"path: got '.*a\.pkl'; allowed: a netCDF file: a path that ends with \.nc, .*",
+        "a": r"path: got '.*a'; allowed: a netCDF file.*",
+        "none/a.nc": r"path: got '.*none' \(No such file or directory\); allowed: a file in a .*",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{said}$"):
+            storage.save(solution, tmp_path / path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(FileNotFoundError, match=r"^path: got '.*a\.nc'; there is no such file\.$"):
+        storage.load(tmp_path / "a.nc")
+    (tmp_path / "a.nc").write_text("no netCDF")
+    with pytest.raises(ValueError, match=r"^path: got '.*a\.nc'; allowed: a netCDF file, as .*$"):
+        storage.load(tmp_path / "a.nc")
 
 
 def test_a_batch_is_refused():
