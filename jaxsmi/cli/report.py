@@ -16,7 +16,6 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
-import jax
 import numpy as np
 
 from jaxsmi.cli.flags import CommandLine, call, flags_of

@@ -389,7 +389,7 @@ class Dataset(Described):
         x̄ (M, D) are the means of the samples, s (D,) the standard deviations of the features. The
         teacher is transformed too, and `unwhiten` maps estimates back. Fields lose the constant W
         x̄/√D: if labels depend on the raw inputs, the link of the new ones needs this offset. New
-        inputs: `data.whitening.whitened(inputs)`.
+        inputs: `data.whitened(inputs)`.
 
         Returns:
             A `Dataset` with a `whitening`.
@@ -439,12 +439,22 @@ class Dataset(Described):
         whole = dataclasses.replace(whitening, before=self.whitening)
         return Dataset(inputs, self.labels, teacher, model, whitening=whole)
 
+    def whitened(self, inputs: ArrayLike) -> Array:
+        """Return new inputs, (N, M, D) or (N, D), in the coordinates of these: x' (N, M, D), as
+        `predict` takes them; a ValueError for data that were neither whitened nor standardised."""
+        new, (_, M, D) = _as_inputs(inputs), self.inputs.shape
+        check(new.shape[1:] == (M, D), "inputs", inputs, f"inputs of shape (N, {M}, {D})")
+        return self._whitening().whitened(new)
+
     def unwhiten(self, weights: ArrayLike) -> Array:
         """Return weights (P, D) of the inputs as they came, W' diag(s)^{-1/2} Uᵀ; a ValueError for
         data that were neither whitened nor standardised."""
+        allowed = f"weights of shape (P, {self.dimension})"
+        rows = validate.array("weights", weights, allowed, shape=(None, self.dimension))
+        return self._whitening().back(rows)
+
+    def _whitening(self) -> Whitening:
         allowed = "those of data.whiten(..) or data.standardise()"
         check(self.whitening is not None, "data", "inputs as they came", allowed)
         assert self.whitening is not None
-        allowed = f"weights of shape (P, {self.dimension})"
-        rows = validate.array("weights", weights, allowed, shape=(None, self.dimension))
-        return self.whitening.back(rows)
+        return self.whitening

@@ -200,7 +200,6 @@ def gamp(
     validate.optional(validate.flag, "progress", progress)
     start = start if isinstance(start, Start) else Start(weights=start)
     function, every = Record.of(record)
-    at_fault = warn_of_inputs(model, data)
     if isinstance(learner, Bayes):
         task = _bayes_task(model, learner)
     else:
@@ -217,6 +216,7 @@ def gamp(
     choice = start.weights if isinstance(start.weights, tuple) else (start.weights,)
     check(len(choice) > 0, "start", start.weights, "a start, or a tuple of several")
     default = len(choice) == 1 and choice[0] is None
+    at_fault = warn_of_inputs(model, data)
     choice = _default_starts(task, start, data) if default else choice
     # the spectral start runs first: the others take from it the norm that the labels imply
     spectral = lambda item: isinstance(item[1], str) and item[1] == "spectral"

@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class Residual(eqx.Module):
     """The loss of r = y - ŷ whose slope is clip(r/s, low, high), s = 1 if `curved`, else s -> 0.
     Its proximal point is a formula."""

@@ -39,9 +39,7 @@ _RUN_INPUTS = (
     "The overlap may be wrong, or the run diverge. print(data.second_moments(quick=True)) shows "
     "these numbers."
 )
-_NEW_INPUTS = (
-    "If the data of the run were standardised or whitened, pass data.whitening.whitened(inputs)."
-)
+_NEW_INPUTS = "If the data of the run were standardised or whitened, pass data.whitened(inputs)."
 _MODEL = (
     "a model with a prior and a channel, such as smi.DeepAttention(2, 2) (for a "
     "SequenceSingleIndex: the functions of smi.sgd)"

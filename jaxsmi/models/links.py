@@ -69,6 +69,11 @@ __all__ = [
     "square_plus_sign_parity",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Prior = AbstractIidPrior | None
 Numbers = ArrayLike | Sequence[ArrayLike]
 

@@ -54,7 +54,7 @@ def test_standardised_columns_and_the_weights_of_them():
     np.testing.assert_allclose(np.mean(standard.inputs**2, (0, 1)), 1.0, rtol=1e-12)
     for there in (standard, standard.whiten(), standard.whiten(tokens=[[1.0, 0.3], [0.3, 1.0]])):
         np.testing.assert_allclose(there.unwhiten(there.teacher), W, rtol=1e-9)
-        np.testing.assert_allclose(there.whitening.whitened(data.inputs), there.inputs, atol=1e-9)
+        np.testing.assert_allclose(there.whitened(data.inputs), there.inputs, atol=1e-9)
         if there.whitening.tokens is None:
             fields = np.einsum("nmd,pd->nmp", there.inputs, there.teacher)
             np.testing.assert_allclose(fields, (x - x.mean(0)) @ W.T, atol=1e-9)
@@ -66,6 +66,10 @@ def test_standardised_columns_and_the_weights_of_them():
         smi.Dataset(x, np.zeros(500)).standardise()
     with pytest.raises(ValueError, match="that are not whitened yet"):
         data.whiten().whiten()
+    with pytest.raises(ValueError, match=r"^data: got .*; allowed: .*data\.standardise\(\)\.$"):
+        data.whitened(data.inputs)
+    with pytest.raises(ValueError, match=r"^inputs: got .*; allowed: .*\(N, 2, 20\)\.$"):
+        standard.whitened(x[:, 0])
 
 
 @pytest.mark.parametrize("fault", ["scale 1e-3", "scale 10", "shift"])
@@ -89,6 +93,18 @@ def test_inputs_at_fault_are_named_by_the_code_with_the_remedy(own, fault):
     assert run.message == "Converged."
     found = standard.unwhiten(run.weights)[0]
     assert np.corrcoef(found, w)[0, 1] > 0.88  # theory at α = 3: 0.92, ± 1/√D
+
+
+@pytest.mark.filterwarnings("error")
+def test_arguments_are_refused_before_inputs_are_blamed(own):
+    x, _, y = own
+    model, data = smi.links.sign(), smi.Dataset(3.0 + x, y)
+    for name, wrong in {"key": 0, "learner": "Bayes", "start": ()}.items():
+        with pytest.raises(ValueError, match=f"^{name}: got"):
+            smi.gamp(model, data, **{"key": KEY, name: wrong})
+    bits = smi.Dataset(3.0 + x, y > 0)
+    with pytest.raises(ValueError, match="take 2"):
+        smi.gamp(model, bits, key=KEY)
 
 
 def test_a_minimum_of_a_risk_is_one_for_any_inputs(own):
