@@ -25,6 +25,7 @@ from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.options import setup, user_cache
 from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import Solution, Threshold, index_names
+from jaxsmi.thresholds.stairs import Stairs
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.storage import (
     atomic_write,
@@ -218,8 +219,9 @@ def report(result: Any) -> Report:
     steps = [result] if isinstance(result, Threshold) else result
     if isinstance(steps, list) and all(isinstance(step, Threshold) for step in steps):
         stored = lambda: steps or storage.arrays({})
-        text = "\n".join(map(repr, steps)) or "Nothing is learned from the labels alone."
-        return Report({"thresholds": plain(steps)}, text, stored)
+        text = repr(result)
+        message = {"message": result.message} if isinstance(result, Stairs) else {}
+        return Report({"thresholds": plain(steps)} | message, text, stored)
     data = plain(result)
     arrays = named_leaves(data)
     text = repr(result) if isinstance(result, Solution) else _lines(arrays)

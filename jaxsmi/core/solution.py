@@ -139,7 +139,11 @@ class Solution(Described):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return message(self.result, training=self.kind in ("train", "descent_theory"))
+        said = message(self.result, training=self.kind in ("train", "descent_theory"))
+        posterior = self.kind == "gamp" and not isinstance(self, LearnerSolution)
+        # a posterior without enough noise contradicts itself
+        short = posterior and np.any(np.asarray(self.result) == Result.MAX_STEPS)
+        return f"{said} {_MORE_NOISE}" if short else said
 
     @property
     def trajectory(self) -> dict[str, PyTree]:
@@ -278,6 +282,14 @@ class LearnerSolution(Solution):
         }
 
 
+_MORE_NOISE = "Labels noisier than the model says can be the cause, too."
+_AT_ONCE = "Something is learned at any α > 0."
+_NO_ROOT = (
+    "A search did not converge: take more points, or fewer nets, averages=smi.Averages(points, "
+    "nets); of smi.first_order more steps, iteration=smi.Iteration(max_steps)."
+)
+
+
 class Threshold(Described):
     """A critical sample complexity, with its error bar and what is learned there.
 
@@ -301,7 +313,8 @@ class Threshold(Described):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return Result(int(self.result)).remedy
+        code = Result(int(self.result))
+        return _NO_ROOT if code == Result.MAX_STEPS else code.remedy
 
     def _text(self) -> str:
         title = f"Threshold α = {format_estimate(self.alpha, self.stderr)}"
@@ -312,9 +325,12 @@ class Threshold(Described):
             for p in range(len(self.overlap))
         ]
         remark = self.message if int(self.result) else ""
-        # zero is no failure, but readers take it for one
+        # zero is no failure, but readers take it for one; the end of a branch on which something is
+        # learned is zero where a grid of α began above it
         if float(self.alpha) == 0.0:
-            remark = f"Something is learned at any α > 0. {remark}".rstrip()
+            known = np.any(self.overlap)
+            said = "It lies below the first α of the grid." if known else _AT_ONCE
+            remark = f"{said} {remark}".rstrip()
         title += f": {Result(int(self.result)).name}"
         return describe(title, (), [["", "learned there", "overlap below"], *rows], remark)
 

@@ -40,6 +40,31 @@ _MIN_NEW_LENGTH = 1e-6  # length of a new direction outside of the learned ones 
 _MIN_RISE = 1.0005  # a threshold lies above the one before, by more than its root is accurate to
 
 
+class Stairs(list[Threshold]):
+    """Thresholds in the order of learning, and a sentence on why there are no more of them.
+
+    Attributes:
+        message: "" where all directions are learned, or as many as were asked for.
+    """
+
+    message: str = ""
+
+    def __repr__(self) -> str:
+        return "\n".join(filter(None, [*map(repr, self), self.message]))
+
+
+def _stairs(thresholds: Sequence[Threshold], message: str) -> Stairs:
+    stairs = Stairs(thresholds)
+    stairs.message = message
+    return stairs
+
+
+# a list subclass is no pytree by itself
+jax.tree_util.register_pytree_node(
+    Stairs, lambda x: (tuple(x), x.message), lambda said, parts: _stairs(parts, said)
+)
+
+
 def staircase(
     model: AbstractModel,
     *,
@@ -49,7 +74,7 @@ def staircase(
     guess: Sequence[Threshold] | None = None,
     max_thresholds: int | None = None,
     progress: bool | None = None,
-) -> list[Threshold]:
+) -> Stairs:
     r"""Compute the thresholds in the order of learning, with what is learned at each.
 
     α λ_max(𝒢_{Q(α)}) = 1 along the fixed point Q(α) with only the earlier subspaces learned
@@ -68,12 +93,12 @@ def staircase(
 
     Returns:
         A list of `Threshold` with α <= alpha_max. It is shorter than P if several indices are
-        learned together, or some never. If labels depend linearly on a direction once others are
-        learned, it is learned in the same step as these. `alpha` and `replicas` have one
-        derivative, forwards and backwards, in every array of the model; overlap and subspace are
-        constant, and links with jumps have NaN after the first threshold. Codes: SUCCESS,
-        INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN, and `replicas` say which;
-        take more points, or fewer nets), NONFINITE.
+        learned together, some never, or some beyond alpha_max, which `.message` says. If labels
+        depend linearly on a direction once others are learned, it is learned in the same step as
+        these. `alpha` and `replicas` have one derivative, forwards and backwards, in every array of
+        the model; overlap and subspace are constant, and links with jumps have NaN after the first
+        threshold. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN,
+        and `replicas` say which; take more points, or fewer nets), NONFINITE.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or one under which unlearned
@@ -115,8 +140,10 @@ def staircase(
     first = weak_recovery(model, key=key, averages=Averages(points, nets))
     lowest = float(lax.stop_gradient(first.alpha))
     if lowest > most:
-        return []
-    stairs = [first]
+        only = "Nothing is learned from the labels alone"
+        beyond = f"{only} up to α = {most:g} (alpha_max)." if np.isfinite(lowest) else f"{only}."
+        return _stairs([], beyond)
+    stairs, message = [first], ""
     constant = frozen(model)
     learned = _directions_of(first.subspace)
     P = model.indices
@@ -132,7 +159,10 @@ def staircase(
             guessed = _finite(guesses, len(stairs))
             Q = lax.stop_gradient(stairs[-1].overlap)
             point = next_crossing(branch, Q, guessed, most)
+            left = P - learned.shape[1]
+            beyond = f"{left} of {P} directions are not learned up to α = {most:g} (alpha_max)."
             if point is None:  # nothing grows up to alpha_max
+                message = beyond
                 break
             vectors, at_once = point.growth.linear_directions()
             new = np.asarray(vectors)[:, np.asarray(at_once)]
@@ -157,10 +187,11 @@ def staircase(
             threshold = _threshold(model, region, point, scan_key)
             lowest = float(lax.stop_gradient(threshold.alpha))
             if lowest > most:
+                message = beyond
                 break
             stairs.append(threshold)
             learned = _joined(learned, _directions_of(threshold.subspace))
-    return stairs
+    return _stairs(stairs, message)
 
 
 def _finite(guesses: Sequence[Threshold], number: int) -> Threshold | None:

@@ -19,7 +19,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import frozen, missing
-from jaxsmi.core.display import Described, describe, format_estimate
+from jaxsmi.core.display import Described, describe, format_estimate, number
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.results import Result
@@ -206,7 +206,10 @@ class FirstOrder(Described):
     def _text(self) -> str:
         names = ("spinodal", "information_theoretic", "algorithmic")
         found = {name.replace("_", "-"): getattr(self, name) for name in names}
-        rows = [[name, format_estimate(x.alpha, x.stderr)] for name, x in found.items() if x]
+        # ends outside of the grid are 0 and inf
+        ends = {0.0: f"below {number(self.alpha[0])}", math.inf: f"above {number(self.alpha[-1])}"}
+        shown = lambda x: ends.get(float(x.alpha), format_estimate(x.alpha, x.stderr))
+        rows = [[name, shown(x)] for name, x in found.items() if x]
         grid = f"α on a grid of {len(self.alpha)} points"
         return describe(f"Transition: {self.kind}", [grid], [["", "α"], *rows])
 
@@ -240,10 +243,11 @@ def first_order(
     Returns:
         A `FirstOrder`. If the branches agree everywhere, its `kind` is "none" and the thresholds
         are None. A spinodal of 0 means that the informed branch exists at the first α already, an
-        information-theoretic threshold of 0 that it is optimal there, and an algorithmic threshold
-        of inf that the uninformed branch still exists at the last α. Error bars include the last
-        interval of the bisection. Codes: SUCCESS, MAX_STEPS (a branch did not converge where both
-        exist: raise `max_steps`, and do not rely on `kind`). Not differentiable: derivatives in the
+        information-theoretic threshold of 0 that it is optimal there: they lie below the grid. An
+        algorithmic threshold of inf means that the uninformed branch still exists at the last α.
+        Error bars include the last interval of the bisection. Codes: SUCCESS, MAX_STEPS (a branch
+        did not converge where both exist: raise `max_steps`, and do not rely on `kind`). Not
+        differentiable: derivatives in the
         model's numbers are NaN.
 
     Raises:

@@ -2,7 +2,10 @@
 run, how to mend it.
 """
 
+import dataclasses
 import importlib.metadata
+import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ import jaxsmi as smi
 from jaxsmi.core.display import format_estimate
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.solution import Estimate, Threshold
+from jaxsmi.thresholds.transitions import FirstOrder
 
 KEY = jax.random.key(0)
 MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)
@@ -114,6 +118,35 @@ def test_thresholds_show_their_error():
         *map(jnp.asarray, (0.5, 0.01)), jnp.full((4,), 0.5), one, 0 * one, jnp.asarray(0)
     )
     assert "α = 0.500 ± 0.010: SUCCESS" in repr(threshold)
+    # of weak recovery: exact. Of the end of a branch: the grid of α began above it
+    none, some = ([jnp.zeros(()), jnp.zeros(()), jnp.zeros(4), one, Q] for Q in (0 * one, one))
+    assert "Something is learned at any α > 0." in repr(Threshold(*none, jnp.asarray(0)))
+    end = Threshold(*some, jnp.asarray(0))
+    assert "It lies below the first α of the grid." in repr(end)
+    grid, Q = jnp.asarray([0.1, 1.0, 5.0]), jnp.zeros((3, 1, 1))
+    beyond = dataclasses.replace(threshold, alpha=jnp.asarray(jnp.inf))
+    shown = repr(FirstOrder("first order", beyond, threshold, end, grid, Q, Q))
+    for row in ("spinodal +below 0.1", "information-theoretic +0.500", "algorithmic +above 5"):
+        assert re.search(row, shown)
+
+
+def test_a_staircase_says_why_it_ends():
+    few = smi.Averages(points=2**9, nets=2)
+    stairs = smi.staircase(smi.links.phase_retrieval(), key=KEY, alpha_max=0.3, averages=few)
+    assert (len(stairs), stairs.message) == (0, repr(stairs))
+    assert repr(stairs).endswith("labels alone up to α = 0.3 (alpha_max).")
+    # copies keep the message
+    same = jax.tree.map(lambda x: x, pickle.loads(pickle.dumps(stairs)))
+    assert (type(same), same.message) == (type(stairs), stairs.message)
+
+
+@pytest.mark.slow
+def test_a_staircase_names_the_directions_that_are_left():
+    few = smi.Averages(points=2**9, nets=2)
+    stairs = smi.staircase(smi.links.sign_committee(2), key=KEY, alpha_max=1.0, averages=few)
+    assert len(stairs) == 1
+    assert stairs.message == "1 of 2 directions are not learned up to α = 1 (alpha_max)."
+    assert repr(stairs) == f"{stairs[0]!r}\n{stairs.message}"
 
 
 def test_a_bar_counts_though_it_is_hidden():
