@@ -278,8 +278,8 @@ class IntegratedChannel(FibreChannel):
 
 
 _CONTINUED = (
-    "; for a continuous link smi.weak_recovery(.., noises=[..]) and "
-    "smi.noiseless_limit(model, alpha, noises, ..), which extrapolate to zero noise"
+    "; smi.weak_recovery(.., noises=[..]) and smi.noiseless_limit extrapolate a continuous link to "
+    "zero noise"
 )
 
 
@@ -295,18 +295,18 @@ class NoInference(AbstractChannel):
     name: str = eqx.field(static=True)
     remedy: str = eqx.field(
         static=True,
-        default="the same link with noise > 0 (its channel is then integrated numerically), a "
-        "log_likelihood=, or a model with its own channel (smi.links, smi.DeepAttention)",
+        default="the same link with noise > 0, a log_likelihood=, or a model with its own channel "
+        "(smi.links, smi.DeepAttention)",
     )
     budget: Budget | None = None
 
     @property
     def unsupported_reason(self) -> str:
         """Sentence that says that there is no posterior, with the remedy."""
+        continued = "" if self.budget is None else _CONTINUED
         return (
-            f"model: got {self.name}, a noiseless link without a closed-form channel; it can be "
-            "sampled, and trained if it has a gradient, but not inferred. Allowed: "
-            f"{self.remedy}{'' if self.budget is None else _CONTINUED}."
+            f"model: got {self.name}, a noiseless link without a closed-form channel, which can be "
+            f"sampled and trained, not inferred. Allowed: {self.remedy}{continued}."
         )
 
     def noisy(self, noises: Array) -> Sequence[AbstractChannel]:

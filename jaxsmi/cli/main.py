@@ -170,6 +170,8 @@ def _with_flags(words: CommandLine) -> Any:
     first = "" if words.model else next(iter(flags))  # the file of a sweep
     arguments = [_argument(flag, flag.name == first) for flag in flags.values()]
     common = _COMMON | ({"runs": _RUNS} if words.command.runs else {})
+    if words.name == "sweep":  # it goes on in its folder
+        common = {name: about for name, about in common.items() if name != "overwrite"}
     arguments += [
         _argument(Flag(name, ("output", name), kind, help)) for name, (kind, help) in common.items()
     ]
@@ -217,5 +219,6 @@ def _plain(error: CycloptsError, kind: str) -> str:
 
 def _with_flag(sentence: str) -> str:
     """A message that begins with the name of an argument begins with its flag."""
-    name = re.match(r"([a-z]\w*): got ", sentence)
+    # the model is a word, not a flag
+    name = re.match(r"(?!model:)([a-z]\w*): got ", sentence)
     return f"--{name[1].replace('_', '-')}{sentence[len(name[1]) :]}" if name else sentence

@@ -84,8 +84,8 @@ class Result(enum.IntEnum):
     )
     MAX_STEPS = (
         2,
-        "Not converged within max_steps: raise max_steps, or loosen tolerance; close to a "
-        "threshold convergence is slow.",
+        "Not converged: raise max_steps or tolerance, iteration=smi.Iteration(max_steps, "
+        "tolerance=..); close to a threshold convergence is slow.",
         "The run took all its steps before it reached its target: take more steps.",
     )
     DIVERGED = (
@@ -97,7 +97,8 @@ class Result(enum.IntEnum):
     NONFINITE = (
         4,
         "A number became infinite or NaN: check that inputs and labels come from this model and "
-        "are float64; try damping.",
+        "are float64, and that a log_likelihood never is -inf: jnp.maximum(value, -1e4); try "
+        "damping.",
         "A number became infinite or NaN: take a lower learning rate.",
     )
     INVALID = (

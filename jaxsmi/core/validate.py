@@ -69,6 +69,7 @@ UNIT_INTERVAL = Interval("a number in (0, 1)", low=0.0, high=1.0, open_low=True,
 VARIANCE = Interval("a variance >= 0", low=0.0)
 FINITE = Interval("a finite number")
 COSINE = Interval("a cosine in (0, 1]", low=0.0, high=1.0, open_low=True)
+LOSS = "a function of (prediction, label) to one number, such as smi.losses.squared"
 
 
 def check(condition: object, name: str, value: Any, allowed: str) -> None:
@@ -351,7 +352,7 @@ def _shown(value: Any) -> str:
         return repr(value)
     # one line: the repr of a data set has several
     words = " ".join(repr(value).split())
-    return words if len(words) <= 120 else f"{words[:100]}.. ({type(value).__name__})"
+    return words if len(words) <= 120 else f"{words[:60]}.. ({type(value).__name__})"
 
 
 def _range(value: jax.Array | np.ndarray) -> str:

@@ -24,15 +24,14 @@ from jaxsmi.models.base import AbstractModel, draw_labels
 REDUCTIONS = ("mean", "sum", "sum/D")
 ORDERS = ("shuffled", "cyclic", "bernoulli")
 _ROUNDING = 1e-9  # of a share such as 1/3
-LOSS = "a JAX function of (prediction, label) that returns one number"
 
 
 def check_scalar(loss: Callable[..., Array], *arguments: jax.ShapeDtypeStruct) -> None:
     """Raise a ValueError for a loss that fails, or that does not return one number."""
     # shapes alone: a loss of a large model is not evaluated for its validation
-    value = validate.call_user_function("loss", jax.eval_shape, LOSS, loss, *arguments)
+    value = validate.call_user_function("loss", jax.eval_shape, validate.LOSS, loss, *arguments)
     shapes = [leaf.shape for leaf in jax.tree.leaves(value)]
-    check(shapes == [()], "loss", f"values of shapes {shapes}", LOSS)
+    check(shapes == [()], "loss", f"values of shapes {shapes}", validate.LOSS)
 
 
 def parts_of(share: float) -> int:
@@ -88,7 +87,9 @@ class Gradient(eqx.Module):
 
     def __post_init__(self) -> None:
         # a module, so that the numbers that a loss closes over are traced and differentiable
-        self.loss = as_module(validate.optional(validate.function, "loss", self.loss, LOSS))
+        self.loss = as_module(
+            validate.optional(validate.function, "loss", self.loss, validate.LOSS)
+        )
         self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
         if isinstance(self.batch_size, (float, np.floating)):
             share = float(self.batch_size)

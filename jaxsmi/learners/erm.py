@@ -64,7 +64,7 @@ _ENDS = validate.Interval("numbers", infinite=True)
 
 def _as_loss(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     """Turn a loss into a tree of the arrays that it closes over."""
-    return as_module(validate.function("loss", loss, "a function of (prediction, label)"))
+    return as_module(validate.function("loss", loss, validate.LOSS))
 
 
 def _optional(name: str) -> Callable[[Any], Any]:

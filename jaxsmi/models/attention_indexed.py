@@ -177,9 +177,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         if self.layers == 1 and (self.output != "hardmax" or self.tokens == 2):
             return self.readout
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
-        remedy = (
-            "one layer (hardmax: and two tokens); others can be sampled and trained, not inferred"
-        )
+        remedy = "one layer (hardmax: and two tokens)"
         return NoInference(
             law=self.link, indices=self.layers, tokens=self.tokens**2, name=name, remedy=remedy
         )

@@ -282,7 +282,7 @@ class AbstractModel(eqx.Module):
         estimate = validate.array("solution", weights, f"{remedy}, or an estimate")
         signal = self.student.signal(estimate)
         shape = self.design.input_shape(signal.shape[-1])
-        allowed = f"an array of shape (N, *{shape})"
+        allowed = f"an array of shape ({', '.join(map(str, ('N', *shape)))})"
         # in their own precision: float32 inputs would take twice the memory in that of theory
         dtype = getattr(inputs, "dtype", None)
         real = dtype is not None and jnp.issubdtype(dtype, jnp.floating)

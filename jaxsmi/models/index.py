@@ -429,8 +429,8 @@ class MultiIndex(IndexModel):
             # the law of other noiseless labels is a delta function of the fields, which no
             # numerical integral resolves
             elif log_likelihood is None and is_zero(noise):
-                title = f"{self.name} (noise=0)"
-                self.channel = NoInference(law=law, indices=P, tokens=M, name=title, budget=budget)
+                names = {"name": self.name, "indices": P, "tokens": M}
+                self.channel = NoInference(law=law, budget=budget, **names)
             else:
                 _check_likelihood(labels, law, P, M)
                 self.channel = IntegratedChannel(P, M, budget, law, variance, labels)

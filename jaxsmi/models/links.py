@@ -75,7 +75,6 @@ def __dir__() -> list[str]:
 
 
 Prior = AbstractIidPrior | None
-Numbers = ArrayLike | Sequence[ArrayLike]
 
 HALF_WIDTH = 0.6744897501960817  # half of N(0, 1) lies within it
 # range of β: the sum of 361 terms is exact up to β√V = 10
@@ -425,9 +424,9 @@ def poisson(
 
 
 def piecewise_linear(
-    slopes: Numbers,
-    offsets: Numbers,
-    knots: Numbers,
+    slopes: ArrayLike | Sequence[ArrayLike],
+    offsets: ArrayLike | Sequence[ArrayLike],
+    knots: ArrayLike | Sequence[ArrayLike],
     noise: ArrayLike = 0.0,
     prior: Prior = None,
     name: str = "piecewise_linear",

@@ -318,7 +318,7 @@ def generalization_error(
     points = validate.count("points", points, at_least=16)
     key = validate.optional(validate.key, "key", key)
     data = validate.optional(validate.instance, "data", data, Dataset, "a Dataset with its teacher")
-    loss = None if loss is None else as_module(validate.function("loss", loss, _LOSS))
+    loss = None if loss is None else as_module(validate.function("loss", loss, validate.LOSS))
     allowed = "None, or a loss of the plug-in predictor of an index model"
     check(loss is None or (model.design.has_rows and not bayes), "loss", loss, allowed)
     solution = overlap if isinstance(overlap, Solution) else None
@@ -352,9 +352,6 @@ def generalization_error(
     if loss is not None:
         return prediction_error(model, Q, key=validate.key("key", key), **settings)
     return model.metric.prediction_error(Q, bayes=bayes, key=key, points=points)
-
-
-_LOSS = "a function of the prediction and the label to one number"
 
 
 def _learner_overlaps(model: AbstractModel, solution: LearnerSolution) -> TeacherOverlaps:

@@ -17,7 +17,7 @@ from jaxsmi.channels.jumps import continuous
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
-from jaxsmi.descent.options import LOSS, Gradient, check_scalar, divisor
+from jaxsmi.descent.options import Gradient, check_scalar, divisor
 from jaxsmi.descent.overlaps import overlaps_of_weights, pair_of_arrays
 from jaxsmi.models.teacher_student import AbstractFlowTeacher, AbstractTeacher, TeacherStudent
 
@@ -182,7 +182,7 @@ def pair_of(
     teacher = validate.instance("model", model, kind, allowed)
     learner = validate.optional(validate.instance, "student", student, kind, "an index model")
     pair = teacher.teacher_student(
-        learner, validate.optional(validate.function, "loss", loss, LOSS)
+        learner, validate.optional(validate.function, "loss", loss, validate.LOSS)
     )
     tokens = pair.tokens * pair.groups
     shapes = ((pair.targets, tokens), (pair.rows, tokens), (pair.noise_size,))

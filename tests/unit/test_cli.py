@@ -70,6 +70,8 @@ def started(*words):
         (["state-evolution", "sign", "--alfa", "1"], "no flag --alfa here. Did you mean --alpha?"),
         (["gamp", "sign", "--depth", "2"], "no flag --depth here. It belongs to deep-attention."),
         (["gamp", "sign", "3"], '"3" belongs to no flag'),
+        (["gamp", "product", "--k", "3"], "gamp product: model: got product(3), a noiseless link"),
+        (["sweep", "grid.toml", "--overwrite"], "There is no flag --overwrite here."),
         (["weak-recovery", "linear", "--out", "/dev/null/x"], "--out: got '/dev/null/x' (Not a"),
         (["sweep"], "--file"),
         (["state-evolution", "sign"], "--alpha"),
@@ -108,8 +110,10 @@ def test_models_are_made_of_their_arguments(name):
     target = flags.MODELS[name]
     listed = [argument.name for argument in flags.read(target).arguments]
     assert listed == list(inspect.signature(flags.load(target)).parameters)
-    if name != "piecewise-linear":  # a link of one's own, without defaults
-        assert type(flags.make_model(name)).__module__.startswith("jaxsmi.models")
+    # a link of one's own has no defaults
+    pieces = {"slopes": [0, 1], "offsets": [0, 0], "knots": [0]}
+    own = pieces if name == "piecewise-linear" else {}
+    assert type(flags.make_model(name, **own)).__module__.startswith("jaxsmi.models")
 
 
 def test_the_list_of_commands_says_what_their_functions_do(capsys):

@@ -203,6 +203,18 @@ def attended(beta=6.0):
     return smi.MultiIndex(indices=2, tokens=2, log_likelihood=law, outcomes=[-1.0, 1.0])
 
 
+def test_a_likelihood_of_minus_infinity_is_named_with_the_remedy():
+    """A label that no field near ω allows has no posterior; with a bound it has."""
+    law = lambda y, z: jnp.where(y * z[0, 0] > 0.0, 0.0, -jnp.inf)
+    bounded = lambda y, z: jnp.maximum(law(y, z), -1e4)
+    link = lambda z: jnp.sign(z[0, 0])
+    for f, finite in ((law, False), (bounded, True)):
+        channel = smi.MultiIndex(link, indices=1, log_likelihood=f).channel
+        posterior = channel.posterior(1.0, -20.0 * jnp.ones((1, 1)), jnp.eye(1))
+        assert bool(jnp.isfinite(posterior.g).all()) == finite
+    assert "a log_likelihood never is -inf: jnp.maximum(value, -1e4)" in smi.Result.NONFINITE.remedy
+
+
 def softmax_odds(z):
     e = np.exp(z[..., 0] - z[..., 0].max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)

@@ -174,6 +174,8 @@ W = jax.random.normal(KEY, (1, 400))
 MODELS = [
     ("noise: .*name a prior", lambda: smi.links.sign(Rademacher())),
     ("flip", lambda: smi.links.sign(flip=0.6)),
+    (r"inputs: .*an array of shape \(N, 1, 5\)", lambda: LINEAR.predict(WIDE[:1], np.ones((4, 6)))),
+    ("loss: got 'logistic'; .*such as smi.losses.squared", lambda: smi.Erm(loss="logistic")),
     ("skip", lambda: deep(skip=[1.0, 1.0])),
     ("beta", lambda: deep(beta=[1.0, 2.0])),
     ("ranks", lambda: deep(ranks=(1, 1, 1))),
