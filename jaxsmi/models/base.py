@@ -255,7 +255,9 @@ class AbstractModel(eqx.Module):
                 several fields. Default False.
 
         Returns:
-            Labels (N, ...); with `bayes` a `Prediction` (mean, std) of such arrays.
+            Labels (N, ...); with `bayes` a `Prediction` (mean, std) of such arrays. For signs
+            without label noise the probability of +1 is (1 + mean)/2; with noise, for any labels,
+            it is exp(model.channel.respond(labels, ω, V).log_partition).
 
         Raises:
             ValueError: For a solution of theory, which has no weights, shapes that do not fit, or
