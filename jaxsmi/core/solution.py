@@ -196,7 +196,9 @@ class Solution(Described):
         overlaps = [format_estimate(self.overlap[p, p], self.stderr[p, p]) for p in range(P)]
         columns = [["", *index_names(self.model, P)], ["overlap", *overlaps]]
         if concrete(self.overlap) and bool(np.all(np.isfinite(cosine := self.cosine))):
-            columns.append(["cosine", *map(number, cosine)])
+            errors = getattr(self, "stderrs", {}).get("cosine")  # of a learner in theory
+            shown = map(number, cosine) if errors is None else map(format_estimate, cosine, errors)
+            columns.append(["cosine", *shown])
         return describe(title, facts, list(zip(*columns, strict=True)), remark)
 
     def _numbers(self) -> dict[str, str]:
@@ -251,7 +253,7 @@ class LearnerSolution(Solution):
         jump_fraction: Fraction of samples whose proximal point has another minimum.
         gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
         spectrum: In theory of one matrix, the law of what was learned (`LearnedSpectrum`).
-        stderrs: Standard errors, by the names above; that of the overlap is `stderr`.
+        stderrs: Standard errors, by the names above and "cosine"; that of the overlap is `stderr`.
     """
 
     teacher_overlap: Array | None = None

@@ -106,12 +106,14 @@ class Curve(Described):
         P = self[0].overlap.shape[0]
         # the overlap of a learner is the size of its weights, not what was learned
         learned = isinstance(self[0], LearnerSolution)
+        exact = jnp.zeros(P)  # of closed forms, which have no error bars
         rows = [["α", *index_names(self[0].model, P), "error", "code"]]
         for one in self.solutions:
             Q, errors = jnp.diagonal(one.overlap), jnp.diagonal(one.stderr)
             columns = [format_estimate(q, e) for q, e in zip(Q, errors, strict=True)]
-            if learned:
-                columns = [number(cosine) for cosine in one.cosine]
+            if isinstance(one, LearnerSolution):
+                errors = one.stderrs.get("cosine", exact)
+                columns = list(map(format_estimate, one.cosine, errors))
             code = Result(int(one.result)).name
             rows.append([number(one.alpha), *columns, number(one.error), code])
         name = "cosines" if learned else "overlaps"

@@ -119,12 +119,15 @@ class AbstractLearnerMap(AbstractOrderMap):
             J: (n, n).
         """
         still = dict.fromkeys(self.stationary, jnp.zeros(()))
+        at = self.named(x) | numbers.mean
+        pair = lambda numbers: (numbers["teacher_overlap"], numbers["overlap"])
 
         def carried(move: PyTree, change: Numbers) -> Numbers:
             """Changes of all numbers where F and the numbers at fixed x change by these."""
             shift = fixed_point.resolvent(J, move)
             through = push(shift)[1] | still
-            return self.named(shift) | jax.tree.map(jnp.add, change, through)
+            moved = self.named(shift) | jax.tree.map(jnp.add, change, through)
+            return moved | {"cosine": jax.jvp(self._cosines, pair(at), pair(moved))[1]}
 
         gaps = lambda a, b: jax.tree.map(jnp.subtract, a, b)
         changes = jax.vmap(carried)(gaps(value.each, value.mean), gaps(numbers.each, numbers.mean))
@@ -137,6 +140,12 @@ class AbstractLearnerMap(AbstractOrderMap):
         """Order parameters that are numbers of a solution themselves."""
         del x
         return {}
+
+    def _cosines(self, M: Array, Q: Array) -> Array:
+        """As `LearnerSolution.cosines`; NaN for a student of other indices than the teacher."""
+        if M.shape != Q.shape:
+            return missing_array((len(Q),), Q.dtype)
+        return self.model.metric.cosines(M, Q, self.model.prior.second_moment(len(Q)))
 
     def iterate(self, start: PyTree, settings: Settings) -> Run[AndersonState]:
         """The end of the iteration from a start."""

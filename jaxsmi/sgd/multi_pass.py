@@ -22,6 +22,7 @@ then exact to rounding, at any number of points.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -525,7 +526,7 @@ def _solution(
     finite = jnp.all(jnp.isfinite(Q), axis=(1, 2))
     growth = jnp.max(jnp.abs(Q[-1])) / jnp.maximum(jnp.max(jnp.abs(Q[0])), 1.0)
     last = lambda tree, name: tree[name][-1]
-    return LearnerSolution(
+    end = LearnerSolution(
         overlap=Q[-1],
         stderr=last(stderr, "overlap"),
         error=error,
@@ -553,3 +554,6 @@ def _solution(
         stderrs={"error": stderr["error"]}
         | {name: last(stderr, name) for name in ("teacher_overlap", "train_loss", "test_loss")},
     )
+    ends = {name: records[name][:, -1] for name in ("overlap", "teacher_overlap")}  # of each net
+    cosine = standard_error(end.cosines(ends))
+    return dataclasses.replace(end, stderrs={**end.stderrs, "cosine": cosine})

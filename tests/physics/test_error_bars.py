@@ -108,9 +108,13 @@ def test_error_bars_against_many_points(learner):
     if learner is not None:
         model, alpha = smi.links.sign(), 3.0
     solve = lambda key, **more: smi.state_evolution(model, alpha, key=key, learner=learner, **more)
-    truth = float(solve(jax.random.key(1), averages=smi.Averages(2**18, 16)).overlap[0, 0])
+    truth = solve(jax.random.key(1), averages=smi.Averages(2**18, 16))
     ends = [solve(key) for key in KEYS]
-    check_error_bars([(end.overlap[0, 0], end.stderr[0, 0]) for end in ends], truth)
+    found = [(end.overlap[0, 0], end.stderr[0, 0]) for end in ends]
+    check_error_bars(found, float(truth.overlap[0, 0]))
+    if learner is not None:
+        found = [(end.cosine[0], end.stderrs["cosine"][0]) for end in ends]
+        check_error_bars(found, float(truth.cosine[0]))
 
 
 @pytest.mark.slow

@@ -178,19 +178,13 @@ def _point(solution: Solution, p: int) -> tuple[float, float, float]:
     cosine = float(solution.cosine[p])
     if not np.isfinite(cosine):
         return float(solution.alpha), float(solution.overlap[p, p]), float(solution.stderr[p, p])
-    return float(solution.alpha), cosine**2, cosine**2 * _relative_error(solution, p)
-
-
-def _relative_error(solution: Solution, p: int) -> float:
-    """Relative error of cos² = M²/(Qρ) of theory, at most: those of M and Q added up, of Bayes that
-    of Q; zero where they are unknown, and of a run."""
-    Q, stderr = solution.overlap[p, p], solution.stderr[p, p]
-    if not isinstance(solution, LearnerSolution):
-        return float(stderr / Q) if Q > 0.0 else 0.0
-    M, errors = solution.teacher_overlap, solution.stderrs.get("teacher_overlap")
-    if M is None or errors is None:
-        return 0.0
-    return float(2.0 * abs(errors[p, p] / M[p, p]) + abs(stderr / Q))
+    if isinstance(solution, LearnerSolution):
+        errors = solution.stderrs.get("cosine")
+        error = 0.0 if errors is None else 2.0 * abs(cosine) * float(errors[p])
+    else:  # cos² = Q/ρ of Bayes
+        Q = float(solution.overlap[p, p])
+        error = cosine**2 * float(solution.stderr[p, p]) / Q if Q > 0.0 else 0.0
+    return float(solution.alpha), cosine**2, error
 
 
 def _finish(ax: Axes, columns: int, **labels: Any) -> Axes:
