@@ -43,6 +43,18 @@ def test_a_figure_is_what_it_claims(run, script, reference):
     run(script, quick=False)
 
 
+@pytest.mark.parametrize("order", [("compare", "save"), ("save", "compare")], ids=" first, ".join)
+def test_a_failed_comparison_leaves_its_picture(run, monkeypatch, tmp_path, order):
+    monkeypatch.setattr("jaxsmi.setup", lambda **_: None)  # this process has its settings
+    calls = {"compare": "compare('one', 1.0, 2.0, 0.1)", "save": "save(ax, 'failed')"}
+    lines = ["from _common import axes, compare, save", "ax = axes()", *map(calls.get, order)]
+    script = tmp_path / "failed.py"
+    script.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(AssertionError, match="one"):
+        run(script, quick=True)
+    assert (tmp_path / "failed.png").stat().st_size > 5000
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_has_a_page_and_an_assertion(script):
     text = script.read_text(encoding="utf-8")
