@@ -41,7 +41,7 @@ def solution(
         "step": step,
         "overlap": overlap,
         "covariance": moment * np.eye(2) - overlap,
-        "residual": 0.5**step,
+        "residual": moment * 0.9**step,  # at least as long as a plain step
     }
     if kind == "gamp":
         history["cosine"] = np.sqrt(np.diagonal(overlap, axis1=1, axis2=2) / moment)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import jaxsmi as smi
 import synthetic
 from jaxsmi.core.results import Result
 from jaxsmi.descent.analysis import learned_at
@@ -65,6 +66,34 @@ def test_an_index_has_one_colour_and_each_call_its_own_lines_and_names(ax):
 
 
 def test_overlaps_are_drawn_as_they_are(ax):
+def check_accelerated(fast, slow, gamp, ax):
+    """Only plain steps are drawn beside a run, or on the axes of one."""
+    allowed = r"^theory: got 'accelerated steps.*newton=False"
+    with pytest.raises(ValueError, match=allowed):
+        plotting.overlap_against_iteration(gamp, fast, ax)
+    plotting.overlap_against_iteration(gamp, slow, ax)
+    with pytest.raises(ValueError, match=allowed):
+        fast.plot(ax)
+    assert slow.plot(ax).get_xlabel() == "iteration"
+    assert fast.plot(ax.figure.add_subplot()).get_xlabel() == "accelerated step"
+
+
+def test_accelerated_steps_are_not_drawn_beside_iterations(ax):
+    slow = synthetic.solution()
+    fast = dataclasses.replace(slow, history=slow.history | {"residual": np.full(10, 1e-3)})
+    check_accelerated(fast, slow, synthetic.solution("gamp"), ax)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learner", [None, smi.Erm(ridge=0.1)], ids=["Bayes", "ridge"])
+def test_accelerated_steps_are_known_by_their_length(ax, learner):
+    settings = {"key": jax.random.key(0), "averages": smi.Averages(256), "learner": learner}
+    model, plain = smi.links.linear(0.5), smi.Iteration(newton=False)
+    fast = smi.state_evolution(model, 1.0, **settings)
+    slow = smi.state_evolution(model, 1.0, iteration=plain, **settings)
+    check_accelerated(fast, slow, synthetic.solution("gamp"), ax)
+
+
     gamp = synthetic.solution("gamp", moment=4.0)
     plotting.overlap_against_iteration(
         gamp, ax=ax, quantity="overlap", names=["one", "two"], legend=False

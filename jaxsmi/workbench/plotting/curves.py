@@ -31,6 +31,7 @@ _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 # codes of theory at a fixed point
 _REACHED = (Result.SUCCESS, Result.RECOVERED, Result.UNSTABLE)
+_STEP, _SOLVER_STEP = "iteration", "accelerated step"
 _ALPHA = r"sample complexity $\alpha$"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _THRESHOLD = "threshold"  # marks their lines
@@ -112,8 +113,8 @@ def overlap_against_iteration(
 
     Args:
         gamp: A solution of message passing with a history.
-        theory: A solution of state evolution with a history: with `iteration=
-            smi.Iteration(newton=False)` its steps are those of message passing.
+        theory: A solution of state evolution with a history. Beside message passing it must be one
+            with `iteration=smi.Iteration(newton=False)`: accelerated steps are others.
         ax: As in `overlap_against_alpha`.
         quantity: "cosine" draws cos² of message passing (it needs a teacher) on Q/ρ of state
             evolution, "overlap" draws Q of both. Default "cosine".
@@ -124,7 +125,8 @@ def overlap_against_iteration(
         The axes.
 
     Raises:
-        ValueError: Without any solution, or for another quantity.
+        ValueError: Without any solution, for another quantity, or for theory with accelerated
+            steps beside message passing or plain iterations.
         ImportError: Without matplotlib, with the remedy.
     """
     squared = choice("quantity", quantity, ("cosine", "overlap")) == "cosine"
@@ -132,6 +134,11 @@ def overlap_against_iteration(
     ax = drawing.axes_or_new(ax)
     call = _call(ax)
     run = {} if gamp is None else gamp.trajectory
+    steps = [_STEP] * (gamp is not None)
+    steps += [] if theory is None else [_SOLVER_STEP if _accelerated(theory) else _STEP]
+    drawn = {*steps, ax.get_xlabel()} & {_STEP, _SOLVER_STEP}
+    allowed = "plain iterations, smi.state_evolution(.., iteration=smi.Iteration(newton=False))"
+    check(len(drawn) == 1, "theory", "accelerated steps beside iterations", allowed)
     for p, name in enumerate(names):
         if theory is not None:
             recorded = theory.trajectory
@@ -149,7 +156,21 @@ def overlap_against_iteration(
             ax.plot(run["step"], values, markevery=-(-len(values) // _MOST_MARKERS), **look)
     ax.set_xlim(left=0)
     ordinate = "squared cosine" if squared else "overlap $Q$"
-    return _finish(ax, 2 * legend, xlabel="iteration", ylabel=ordinate, ylim=_UNIT)
+    return _finish(ax, 2 * legend, xlabel=steps[0], ylabel=ordinate, ylim=_UNIT)
+
+
+def _accelerated(theory: Solution) -> bool:
+    """A plain step is as long as its residual; Newton's and other accelerated steps are longer."""
+    recorded = theory.trajectory
+    if theory.kind != "state_evolution" or "error" in recorded:  # a learned matrix has logarithms
+        return False
+    Q, residual = recorded["overlap"], recorded["residual"][1:]
+    # residuals of a learner are relative
+    relative = isinstance(theory, LearnerSolution)
+    size = np.trace(Q[:-1], axis1=1, axis2=2) / len(Q[0]) if relative else 1.0
+    length = np.max(np.abs(np.diff(Q, axis=0)), axis=(1, 2)) / size
+    rounding = 64.0 * np.finfo(Q.dtype).eps
+    return bool(np.any(length > (1.0 + 1e-6) * residual + rounding))
 
 
 def _ascending(curve: Curve | None) -> list[Solution]:
