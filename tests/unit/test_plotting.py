@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 import jaxsmi as smi
 import synthetic
 from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Estimate
 from jaxsmi.descent.analysis import learned_at
 from jaxsmi.workbench import plotting
 from jaxsmi.workbench.order import LearningOrder
@@ -65,7 +66,6 @@ def test_an_index_has_one_colour_and_each_call_its_own_lines_and_names(ax):
     assert len({line.get_linestyle() for line in ax.lines[::2]}) == 3
 
 
-def test_overlaps_are_drawn_as_they_are(ax):
 def check_accelerated(fast, slow, gamp, ax):
     """Only plain steps are drawn beside a run, or on the axes of one."""
     allowed = r"^theory: got 'accelerated steps.*newton=False"
@@ -94,6 +94,7 @@ def test_accelerated_steps_are_known_by_their_length(ax, learner):
     check_accelerated(fast, slow, synthetic.solution("gamp"), ax)
 
 
+def test_overlaps_are_drawn_as_they_are(ax):
     gamp = synthetic.solution("gamp", moment=4.0)
     plotting.overlap_against_iteration(
         gamp, ax=ax, quantity="overlap", names=["one", "two"], legend=False
@@ -187,6 +188,44 @@ def test_learning_curves_draw_the_mean_of_runs_that_ended_earlier_or_later(ax):
     np.testing.assert_allclose(runs.cosine, [one[3], two[8]])
     with pytest.raises(ValueError, match=r"^solution: "):
         plotting.learning_curves(synthetic.solution(), ax)
+
+
+def test_other_errors_of_learners_are_drawn_in_the_order_of_their_curves(ax):
+    """Shares of wrong signs, say, with their bands."""
+    curves, shares = [synthetic.curve(), synthetic.solution()], jnp.array([0.1, 0.3, 0.2])
+    values = [Estimate(shares, jnp.array([0.01, 0.02, 0.03])), Estimate(shares[0], shares[1])]
+    words = {"labels": ["Bayes", "logistic"], "quantity": "share of wrong signs"}
+    plotting.risk_against_alpha(curves, values=values, ax=ax, **words)
+    np.testing.assert_array_equal(ax.lines[0].get_xdata(), [0.3, 0.6, 0.9])
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), shares[jnp.array([1, 2, 0])])
+    np.testing.assert_array_equal(ax.lines[1].get_ydata(), shares[:1])
+    band = ax.collections[0].get_paths()[0].vertices
+    at = band[np.isclose(band[:, 0], 0.6), 1]
+    np.testing.assert_allclose([at.min(), at.max()], [0.14, 0.26])
+    assert ax.get_ylabel() == "share of wrong signs"
+    with pytest.raises(ValueError, match=r"^values: got 'numbers of shapes \[\(3,\)\]'"):
+        plotting.risk_against_alpha(curves, values=values[:1], ax=ax, **words)
+    other = plotting.risk_against_alpha(curves, words["labels"], ax.figure.add_subplot())
+    assert other.get_ylabel() == "mean squared error"
+
+
+def test_a_sweep_has_error_bands():
+    """By the spread of several seeds, of one seed by its solution."""
+    xarray = pytest.importorskip("xarray")
+    share = np.array([[0.2, 0.5], [0.3, 0.6], [0.4, 0.7]])  # (seed, alpha)
+    axes = ("seed", "alpha", "index", "index_")
+    fields = {"overlap": 4.0 * share, "covariance": 4.0 * (1.0 - share), "stderr": 0.04 + 0 * share}
+    table = xarray.Dataset(
+        {name: (axes, x[..., None, None]) for name, x in fields.items()}, {"alpha": [1.0, 2.0]}
+    )
+    for seeds, half in ((3, 2.0 * 0.1 / 3**0.5), (1, 0.02)):
+        (panel,) = plotting.sweep(table.isel(seed=slice(seeds)), plotting.canvas()).axes
+        middle = share[:seeds].mean(axis=0)
+        np.testing.assert_allclose(panel.lines[0].get_ydata(), middle)
+        band = panel.collections[0].get_paths()[0].vertices
+        for x, y in zip((1.0, 2.0), middle, strict=True):
+            at = band[np.isclose(band[:, 0], x), 1]
+            np.testing.assert_allclose([at.min(), at.max()], [y - half, y + half])
 
 
 def test_one_panel_for_each_method():

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import LearnerSolution, Solution, Threshold, index_names
+from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.core.validate import check, choice
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
@@ -316,6 +316,7 @@ def risk_against_alpha(
     ax: Axes | None = None,
     *,
     quantity: str = "error",
+    values: Sequence[Estimate] | None = None,
 ) -> Axes:
     """Draw an error of several learners against α, with bands of two standard errors; crosses where
     no fixed point was reached, open circles where it is unstable.
@@ -324,23 +325,35 @@ def risk_against_alpha(
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes.
         labels: Names of the learners.
         ax: Axes to draw in. Default None: new ones.
-        quantity: "error", "test_loss", "train_loss" or "energy". Default "error".
+        quantity: "error" (the mean squared error), "test_loss", "train_loss" or "energy"; with
+            `values` their name on the axis. Default "error".
+        values: Other errors, of each curve those at its points, in their order: `[
+            smi.generalization_error(student, curve, key=key, loss=smi.losses.misclassification) for
+            student, curve in ..]`, the shares of wrong signs. Default None: those of the solutions.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: Without a curve, or with another number of labels.
+        ValueError: Without a curve, or with another number of labels or values.
         ImportError: Without matplotlib, with the remedy.
     """
     check(len(curves) > 0, "curves", "none", "at least one")
     check(len(curves) == len(labels), "labels", labels, f"{len(curves)} of them")
-    ax = drawing.axes_or_new(ax)
-    for k, (solutions, label) in enumerate(zip(curves, labels, strict=True)):
-        curve = _ascending(solutions)
-        alpha, value = np.array([(x.alpha, getattr(x, quantity)) for x in curve], float).T
+    curves = [[curve] if isinstance(curve, Solution) else list(curve) for curve in curves]
+    if values is None:
         # the error of Bayes has no error bar
-        error = np.array([getattr(x, "stderrs", {}).get(quantity, 0.0) for x in curve], float)
+        error_of = lambda x: (getattr(x, quantity), getattr(x, "stderrs", {}).get(quantity, 0.0))
+        values = [Estimate(*np.array([error_of(x) for x in c], float).T) for c in curves]
+    sizes = [(len(curve),) for curve in curves]
+    shapes = [np.shape(np.atleast_1d(estimate.value)) for estimate in values]
+    check(shapes == sizes, "values", f"numbers of shapes {shapes}", f"those of shapes {sizes}")
+    ax = drawing.axes_or_new(ax)
+    for k, (solutions, estimate, label) in enumerate(zip(curves, values, labels, strict=True)):
+        order = np.argsort([float(x.alpha) for x in solutions])
+        curve = [solutions[n] for n in order]
+        alpha = np.array([float(x.alpha) for x in curve])
+        value, error = (np.atleast_1d(np.asarray(x, float))[order] for x in estimate)
         codes = np.array([int(point.result) for point in curve])
         marker = "." if len(curve) < 12 else ""  # points of a coarse curve are shown
         ax.plot(alpha, value, label=label, color=colour(k), marker=marker, **line(k))
@@ -350,7 +363,8 @@ def risk_against_alpha(
             if where.any():
                 ax.plot(alpha[where], value[where], color=colour(k), label=name, **look)
     columns = min(len(curves), 3)
-    return _finish(ax, columns, xlabel=_ALPHA, ylabel=quantity.replace("_", " "))
+    words = "mean squared error" if quantity == "error" else quantity.replace("_", " ")
+    return _finish(ax, columns, xlabel=_ALPHA, ylabel=words)
 
 
 @style()
@@ -432,7 +446,8 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     """Draw the share of each index that a sweep learned against α, one panel an index, one curve a
     combination of parameters, from dark to light.
 
-    The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds.
+    The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds. Bands are
+    two standard errors: of several seeds by their spread, of one those of its solutions.
 
     Args:
         table: From `jaxsmi.sweep`.
@@ -443,21 +458,29 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     """
     # Q + V is the second moment in theory; training has no V
     norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
-    share = (table.overlap / norm).mean("seed")
+    each = table.overlap / norm
+    share, seeds = each.mean("seed"), each.sizes["seed"]
+    single = (table.stderr / norm).isel(seed=0)
+    error = each.std("seed", ddof=1) / seeds**0.5 if seeds > 1 else single
     parameters = [str(name) for name in share.dims[:-3]]
     count = share.sizes["index"]
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
     panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
     for p, ax in enumerate(panels):
-        values = share.isel(index=p, index_=p)
-        rows = values.stack(row=parameters) if parameters else values.expand_dims("row")
-        rows = rows.transpose("row", "alpha")
+        rows, errors = (
+            (x.stack(row=parameters) if parameters else x.expand_dims("row")).transpose(
+                "row", "alpha"
+            )
+            for x in (share.isel(index=p, index_=p), error.isel(index=p, index_=p))
+        )
         tints = drawing.shades(rows.sizes["row"])
         for k, tint in enumerate(tints):
             label = ", ".join(f"{name} {rows[name].values[k]}" for name in parameters)
             # with more curves than this a legend hides the panel
             label = label if len(tints) <= _MOST_NAMES else None
-            ax.plot(values.alpha, rows[k], marker=".", color=tint, label=label)
+            ax.plot(rows.alpha, rows[k], marker=".", color=tint, label=label)
+            low, high = rows[k] - 2.0 * errors[k], rows[k] + 2.0 * errors[k]
+            drawing.band(ax, rows.alpha, low, high, tint, within=(0.0, np.inf))
         ax.set(xlabel=r"$\alpha$", title=f"index {p + 1}" if count > 1 else "")
     panels[0].set_ylabel("overlap / second moment")
     drawing.legend(panels[0])
