@@ -39,6 +39,7 @@ from jaxsmi.channels.jumps import continuous
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, symmetric
 from jaxsmi.core.validate import check
+from jaxsmi.numerics.fixed_point import numbers_of
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd
 from jaxsmi.numerics.quadrature import covariance_and_variance, quotient, randomised_gaussians
 
@@ -285,7 +286,7 @@ class AbstractLabels(eqx.Module):
     @property
     def pathwise(self) -> bool | Array:
         """Whether pathwise derivatives of averages are valid: labels are continuous in the fields,
-        or summed. If not, points miss the jumps, and derivatives in parameters of the model are
+        or summed. If not, points miss the jumps, and derivatives in parameters that move them are
         NaN. A bool if known statically (`is True` and `is False` test it inside jit), else an
         array, from a numerical search for jumps."""
         if self.outcomes is not None:
@@ -349,6 +350,12 @@ class AbstractChannel(AbstractLabels):
     @abc.abstractmethod
     def tolerance(self) -> Array:
         """Error of g up to which it counts as accurate (infinite for closed forms)."""
+
+    @property
+    def regular(self) -> tuple[bool | Array, list[bool | Array]]:
+        """Whether averages of posteriors have pathwise derivatives: in the overlap and the numbers
+        of the prior, and in each floating point array of the channel at a fixed overlap."""
+        return self.pathwise, [self.pathwise] * len(numbers_of(self)[0])
 
     @property
     def random_nodes(self) -> bool:
@@ -441,10 +448,6 @@ class AbstractChannel(AbstractLabels):
         # posteriors are kept apart from their average: thresholds need them one by one
         post, weight = weighted_posteriors(self, Q, V, key=key, points=points, nets=nets)
         return response_of(self, post, weight, nets, tangents)
-
-    def expected(self, Q: Array, V: Array, key: PRNGKeyArray) -> Array:
-        """Compute `response` on few points, for the precision "state" of message passing."""
-        return self.response(Q, V, key=key, points=512, nets=4, tangents=False).mean
 
 
 @eqx.filter_jit

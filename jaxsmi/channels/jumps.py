@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
+from jaxsmi.numerics.fixed_point import numbers_of
 
 _LINES = 16  # random lines through the fields
 _INTERVALS = 128  # intervals on each line
@@ -30,12 +31,23 @@ _TURN_HALVINGS = 3
 
 
 class _Changes(NamedTuple):
-    """The largest change of a label across an interval, after `_TURN_HALVINGS` and in the end, and
-    the range of labels."""
+    """The largest change of a label across an interval after `_TURN_HALVINGS`, those across all of
+    them (lines, intervals) in the end, and the range of labels. The function from points of the
+    lines to labels of a law, and the ends of the intervals."""
 
     early: Array
-    late: Array
+    each: Array
     scale: Array
+    labels: Callable[[Callable[[Array], Array], Array], Array]
+    ends: tuple[Array, Array]
+
+    @property
+    def jumps(self) -> Array:
+        """The intervals (lines, intervals) whose last change exceeds the smallest jump that differs
+        from a steep rise."""
+        # far above rounding of a label, far below any jump that matters
+        smallest = 1e-6 if self.each.dtype == jnp.float64 else 1e-3
+        return self.each > smallest * self.scale
 
 
 def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
@@ -44,14 +56,39 @@ def continuous(law: Callable[[Array], Array], indices: int, tokens: int) -> Arra
 
     Cost: some 10⁵ labels.
     """
-    return ~_jumps(_changes(law, indices, tokens))
+    return ~jnp.any(_changes(law, indices, tokens).jumps)
 
 
-def _jumps(changes: _Changes) -> Array:
-    """Return True if the last change exceeds the smallest jump that differs from a steep rise."""
-    # far above rounding of a label, far below any jump that matters
-    smallest = 1e-6 if theory_dtype() == jnp.float64 else 1e-3
-    return changes.late > smallest * changes.scale
+def steady(law: Callable[[Array], Array], indices: int, tokens: int) -> list[Array]:
+    """Return, for each floating point array of a law that is a tree, True if its numbers move no
+    jump of the label: where fields are fixed, the label then has a derivative in them.
+
+    Next to every jump that the search finds, the numbers move by much more than its accuracy; a
+    label that changes by half of the jump has been passed by it.
+
+    Cost: that of `continuous`, and some 10⁴ labels for each array.
+    """
+    changes = _changes(law, indices, tokens)
+    double = changes.each.dtype == jnp.float64
+    # the ends are apart by some rounding errors, so that no other program sees the jump elsewhere
+    apart, step = (1e-13, 1e-9) if double else (1e-6, 1e-3)
+    low, high = changes.ends
+    points = jnp.concatenate([low - apart, high + apart], axis=1)
+    before = changes.labels(law, points)
+    leaves, put = numbers_of(law)
+    sizes = jnp.tile(changes.each, (1, 2))
+    found = jnp.tile(changes.jumps, (1, 2))
+
+    def stays(place: int) -> Array:
+        leaf = leaves[place]
+        # of any size but zero, so that no two numbers of an array cancel
+        share = np.random.default_rng(place).uniform(0.5, 1.0, leaf.shape)
+        moved = leaf + jnp.asarray(step * share, leaf.dtype) * (1.0 + jnp.abs(leaf))
+        after = changes.labels(put([*leaves[:place], moved, *leaves[place + 1 :]]), points)
+        change = jnp.max(jnp.abs(after - before), axis=-1)
+        return jnp.all(~found | (change < 0.5 * sizes))
+
+    return [stays(place) for place in range(len(leaves))]
 
 
 def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Changes:
@@ -63,7 +100,7 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
     ends = np.random.default_rng(0).standard_normal((2, _LINES, indices, tokens)) * 2.0
     first, last = (jnp.asarray(end, dtype) for end in ends)
 
-    def label(t: Array) -> Array:
+    def labels_of(law: Callable[[Array], Array], t: Array) -> Array:
         """Return labels (lines, intervals, ..) at the points t (lines, intervals) of the lines."""
         share = t[..., None, None]
         fields = (1.0 - share) * first[:, None] + share * last[:, None]
@@ -76,7 +113,7 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
         low, high, at_low, at_high, early = now
         early = jnp.where(step == _TURN_HALVINGS, jnp.max(change(at_low, at_high)), early)
         middle = 0.5 * (low + high)
-        between = label(middle)
+        between = labels_of(law, middle)
         lower = change(between, at_low) >= change(at_high, between)
         return (
             jnp.where(lower, low, middle),
@@ -87,11 +124,11 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
         )
 
     grid = jnp.tile(jnp.linspace(0.0, 1.0, _INTERVALS + 1, dtype=dtype), (_LINES, 1))
-    labels = label(grid)
+    labels = labels_of(law, grid)
     start = (grid[:, :-1], grid[:, 1:], labels[:, :-1], labels[:, 1:], jnp.zeros((), labels.dtype))
-    *_, at_low, at_high, early = lax.fori_loop(0, halvings, halve, start)
+    low, high, at_low, at_high, early = lax.fori_loop(0, halvings, halve, start)
     scale = jnp.max(labels) - jnp.min(labels)
-    return _Changes(early, jnp.max(change(at_low, at_high)), scale)
+    return _Changes(early, change(at_low, at_high), scale, labels_of, (low, high))
 
 
 def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
@@ -106,4 +143,4 @@ def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
     except TypeError:  # a law with a rule for reverse mode alone
         return jnp.ones((), bool)
     changes = _changes(gradient, indices, tokens)
-    return _jumps(changes) | (changes.early > _TURN * changes.scale)
+    return jnp.any(changes.jumps) | (changes.early > _TURN * changes.scale)

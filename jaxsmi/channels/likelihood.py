@@ -23,7 +23,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel, Key, Posterior, check_label_shape, check_outcomes
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
-from jaxsmi.channels.jumps import continuous, kinked
+from jaxsmi.channels.jumps import continuous, kinked, steady
 from jaxsmi.core.arrays import positive_root
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
@@ -167,6 +167,21 @@ class IntegratedChannel(FibreChannel):
     def pathwise(self) -> Array:
         """True if the link, or p(y|z) of labels that are summed over, is continuous."""
         return ~self.jumps
+
+    @property
+    def regular(self) -> tuple[Array, list[bool | Array]]:
+        """In the numbers of the law that move no jump, and in the noise, also where labels jump."""
+        numbers = jax.tree.map(lambda _: True, eqx.filter(self, eqx.is_inexact_array))
+        shape = (self.indices, self.tokens)
+        if self.labels.log_likelihood is None:
+            law, where = self.law, lambda channel: channel.law
+        elif self.outcomes is not None:
+            law, where = eqx.Partial(Likelihood.odds, self.labels), lambda channel: channel.labels
+        else:  # drawn by a sampler, which may jump in any number
+            return self.pathwise, [self.pathwise] * len(jax.tree.leaves(numbers))
+        places = jax.tree.structure(where(numbers))
+        numbers = eqx.tree_at(where, numbers, jax.tree.unflatten(places, steady(law, *shape)))
+        return self.pathwise, jax.tree.leaves(numbers)
 
     @property
     def _as_smooth(self) -> Callable[[Array], Array] | None:

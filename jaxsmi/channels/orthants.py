@@ -38,6 +38,7 @@ from jaxsmi.channels.base import (
 )
 from jaxsmi.channels.signs import log_quadrants, pair_at_zero, plackett_nodes
 from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.numerics.fixed_point import numbers_of
 from jaxsmi.numerics.refining_rules import no_weight
 
 _PROBES = 64  # random fields at which a label must be that of its orthant
@@ -81,6 +82,11 @@ class OrthantChannel(LevelsChannel):
         """True for labels that are summed over. With noise theory of learners and predictions draw
         them, and they jump."""
         return self.noise is None
+
+    @property
+    def regular(self) -> tuple[bool, list[bool]]:
+        """Everywhere: averages of posteriors sum over the levels, with noise too."""
+        return True, [True] * len(numbers_of(self)[0])
 
     def levels_of(self, omega: Array, V: Array, noise: Array) -> tuple[Array, Array]:
         """The distinct values with noise, and their log-probabilities."""

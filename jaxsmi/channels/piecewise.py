@@ -20,7 +20,7 @@ from jax.scipy.special import log_ndtr, logsumexp, ndtr
 from jaxtyping import Array
 
 from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
-from jaxsmi.channels.jumps import continuous
+from jaxsmi.channels.jumps import continuous, steady
 from jaxsmi.core.arrays import clamp_to_tiny, positive_root, theory_dtype
 from jaxsmi.core.validate import check
 
@@ -88,10 +88,36 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 
     @property
     def pathwise(self) -> bool | Array:
-        """True if the pieces meet; flat pieces alone jump, and are summed over where known."""
+        """True if the pieces meet, and no label without noise has a piece more or less than one
+        next to it; flat pieces alone jump, and are summed over where known."""
         if all(self.flat):
             return bool(self.levels)
-        return True if len(self.flat) == 1 else continuous(self.link, 1, self.tokens)
+        if len(self.flat) == 1:
+            return True
+        return continuous(self.link, 1, self.tokens) & ~self._crossing
+
+    @property
+    def _crossing(self) -> Array:
+        """True if, without noise, the label at the end of a steep piece is one of another steep
+        piece: the posterior jumps there."""
+        steep, place = ~np.array(self.flat), np.arange(len(self.flat))
+        if self.noise is not None:
+            return jnp.asarray(False)
+        ends = jnp.concatenate([jnp.full(1, -jnp.inf), self.knots, jnp.full(1, jnp.inf)])
+        ends = jnp.where(steep, self.slopes, 1.0) * jnp.stack([ends[:-1], ends[1:]]) + self.offsets
+        at_knots = self.slopes[:-1] * self.knots + self.offsets[:-1]
+        inside = (at_knots[:, None] >= jnp.min(ends, 0)) & (at_knots[:, None] <= jnp.max(ends, 0))
+        # both pieces at a knot end there
+        others = steep & (place != place[:-1, None]) & (place != place[1:, None])
+        return jnp.any(inside & others & (steep[:-1] | steep[1:])[:, None])
+
+    @property
+    def regular(self) -> tuple[bool | Array, list[bool | Array]]:
+        """Where pieces do not meet, in the numbers that move none of the jumps."""
+        # without noise the posterior jumps where a label enters the range of another piece
+        if self.pathwise is True or self.noise is None:
+            return super().regular
+        return self.pathwise, [*steady(eqx.Partial(type(self).link, self), 1, self.tokens)]
 
     def link(self, fields: Array) -> Array:
         """Return a_s z + b_s of the piece of z; at a knot, of the piece above."""

@@ -60,6 +60,7 @@ class PullbackChannel(AbstractChannel):
     constraints: ClassVar[property] = property(lambda self: self.inner.constraints)
     outcomes: ClassVar[property] = property(lambda self: self.inner.outcomes)
     pathwise: ClassVar[property] = property(lambda self: self.inner.pathwise)
+    regular: ClassVar[property] = property(lambda self: self.inner.regular)
     noise_size: ClassVar[property] = property(lambda self: self.inner.noise_size)
     noiseless: ClassVar[property] = property(lambda self: self.inner.noiseless)
     drawable: ClassVar[property] = property(lambda self: self.inner.drawable)

@@ -51,7 +51,7 @@ from jaxsmi.inference.order_map import (
     finish,
 )
 from jaxsmi.learners.base import AbstractLearner
-from jaxsmi.models.base import AbstractModel, model_argument, title
+from jaxsmi.models.base import AbstractModel, model_argument, regular_numbers, title
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
@@ -378,7 +378,7 @@ def potential_at(
     each = frozen(alpha * (change + response.log_partition))
     stderr = standard_error(each)
     if not closed_form:
-        value = fixed_point.not_differentiable(value, model, unless=model.channel.pathwise)
+        value = fixed_point.not_differentiable(value, model, unless=regular_numbers(model))
         # dΦ by its equation, as the points of labels that jump with Q miss the jumps
         slope = alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian)
         value = fixed_point.with_slope(value, Q, slope)

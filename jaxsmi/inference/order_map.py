@@ -39,7 +39,7 @@ from jaxsmi.core.results import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.solution import Solution
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
-from jaxsmi.models.base import AbstractModel
+from jaxsmi.models.base import AbstractModel, regular_along
 from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.quadrature import power_of_two
 
@@ -385,7 +385,7 @@ class OverlapMap(AbstractOrderMap):
         """Jacobian of the sampled map, whose labels move with the fields."""
         del jacobian
         stated = self.evaluate(x).jacobian
-        regular = self.model.channel.pathwise
+        regular, _ = self.model.channel.regular
         if regular is not False:
             Q = self.second_moment - x
             pathwise = fixed_point.pathwise_jacobian(self.evaluate, x, Q)
@@ -393,10 +393,9 @@ class OverlapMap(AbstractOrderMap):
         return stated.reshape(x.size, x.size)
 
     def tangent(self, x: Array, directions: list[Array]) -> tuple[Array, Numbers]:
-        """NaN along numbers of the model where labels jump: the average along drawn labels misses
-        the jumps. That in α is exact."""
+        """NaN along numbers of the model that move jumps of the label: the average along drawn
+        labels misses them. That in α is exact."""
         slope, numbers = super().tangent(x, directions)
-        count = len(fixed_point.numbers_of(self.model)[0])
-        moves = sum(jnp.sum(jnp.abs(d)) for d in directions[:count]) > 0.0
-        known = jnp.where(moves, self.model.channel.pathwise, True)
+        # the numbers of the model come first
+        known = regular_along(self.model, directions)
         return jnp.where(known, slope, jnp.nan), numbers

@@ -502,6 +502,27 @@ def is_centred(model: AbstractModel) -> Array:
     return xp.max(xp.abs(xp.asarray(mean))) <= 1e-12
 
 
+@eqx.filter_jit  # a search for jumps: outside jit its loop would be compiled at each call
+def regular_numbers(model: AbstractModel) -> list[bool | Array]:
+    """Whether averages of posteriors have derivatives, for each floating point array of a model."""
+    everywhere, own = model.channel.regular
+    flags = jax.tree.map(lambda _: everywhere, eqx.filter(model, eqx.is_inexact_array))
+    # the channel of a matrix model is none of its fields
+    if "channel" in vars(model):
+        places = jax.tree.structure(flags.channel)
+        flags = eqx.tree_at(lambda m: m.channel, flags, jax.tree.unflatten(places, own))
+    return jax.tree.leaves(flags)
+
+
+def regular_along(model: AbstractModel, directions: list[Array]) -> Array:
+    """True if averages of posteriors have the derivative along directions of the arrays of a model,
+    the first ones of a list."""
+    known = jnp.ones((), bool)
+    for flag, direction in zip(regular_numbers(model), directions, strict=False):
+        known = known & jnp.where(jnp.any(direction != 0.0), flag, True)
+    return known
+
+
 def model_argument(model: object, purpose: str | None = None) -> AbstractModel:
     """Validate the argument `model` of a public function: raise a ValueError for another object, or
     for a model that does not serve the purpose (`AbstractModel.unsupported_reason`)."""

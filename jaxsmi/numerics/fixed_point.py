@@ -475,23 +475,27 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
 # Derivatives of solutions
 
 
-def not_differentiable(answer: PyTree, parameters: PyTree, unless: bool | Array = False) -> PyTree:
+def not_differentiable(
+    answer: PyTree, parameters: PyTree, unless: bool | Array | list[bool | Array] = False
+) -> PyTree:
     """The answer, with NaN for its derivative along any number of `parameters`, which would be a
     silent zero, or a part of the truth.
 
     Args:
         answer: A tree.
         parameters: A tree of the numbers that it depends on.
-        unless: The answer has its derivative. Default False.
+        unless: The answer has its derivative, in all numbers or (a list) in each of the arrays.
+            Default False.
 
     Returns:
         The answer.
     """
     leaves, build = numbers_of(answer)
     numbers = numbers_of(parameters)[0]
+    known = unless if isinstance(unless, list) else [unless] * len(numbers)
     # NaN times the tangents: jax.grad carries it backwards as well
-    weight = jnp.where(unless, 0.0, missing())
-    return build(_with_weight(leaves, numbers, weight)) if numbers else answer
+    weights = [jnp.where(flag, 0.0, missing()) for flag in known]
+    return build(_with_weight(leaves, numbers, weights)) if numbers else answer
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
@@ -638,19 +642,21 @@ def with_slope(value: Array, x: Array, slope: Array) -> Array:
 
 
 @jax.custom_jvp
-def _with_weight(tree: PyTree, leaves: list[Array], weight: Array) -> PyTree:
-    """The tree; wherever `leaves` move, its derivative has the weight, 0 or NaN, added."""
-    del leaves, weight
+def _with_weight(tree: PyTree, leaves: list[Array], weights: list[Array]) -> PyTree:
+    """The tree; wherever one of `leaves` moves, its derivative has the weight, 0 or NaN, added."""
+    del leaves, weights
     return tree
 
 
 def _with_weight_jvp(
-    primals: tuple[PyTree, list[Array], Array], tangents: tuple[PyTree, list[Any], Any]
+    primals: tuple[PyTree, list[Array], list[Array]], tangents: tuple[PyTree, list[Any], Any]
 ) -> tuple[PyTree, PyTree]:
-    tree, _, weight = primals
-    # NaN times the zero of a number that stays would be NaN
-    moving = [jnp.sum(x) for x in tangents[1] if not isinstance(x, SymbolicZero)]
-    moved = weight * sum(moving) if moving else jnp.zeros_like(weight)
+    tree, _, weights = primals
+    moved = jnp.zeros_like(weights[0])
+    for weight, x in zip(weights, tangents[1], strict=True):
+        # NaN times the zero of a number that stays would be NaN
+        if not isinstance(x, SymbolicZero):
+            moved = moved + weight * jnp.sum(x)
 
     def shifted(x: Array, direction: Any) -> Array:
         own = moved.astype(x.dtype)

@@ -206,7 +206,7 @@ def _tangent(
         h = lambda model: _log_growth(region.branch(model, root.alpha, key), root, jacobian)
         moved = fixed_point.derivative(h, model, directions)
         # labels that jump have no derivative along the sampled ones
-        return jnp.where(model.channel.pathwise, -moved / slope, jnp.nan)
+        return jnp.where(model.channel.regular[0], -moved / slope, jnp.nan)
 
     roots = prepared[0]
     zero = jnp.zeros_like

@@ -96,9 +96,11 @@ def staircase(
         learned together, some never, or some beyond alpha_max, which `.message` says. If labels
         depend linearly on a direction once others are learned, it is learned in the same step as
         these. `alpha` and `replicas` have one derivative, forwards and backwards, in every array of
-        the model; overlap and subspace are constant, and links with jumps have NaN after the first
-        threshold. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN,
-        and `replicas` say which; take more points, or fewer nets), NONFINITE.
+        the model; overlap and subspace are constant. After the first threshold derivatives are NaN
+        for links that jump and are integrated numerically (not those of `smi.links` whose labels
+        have few values, with noise or without): take differences at one key. Codes: SUCCESS,
+        INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN, and `replicas` say which;
+        take more points, or fewer nets), NONFINITE.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or one under which unlearned

@@ -18,7 +18,13 @@ from jaxsmi.core.options import Averages
 from jaxsmi.core.results import INACCURATE_SHARE, Result, choose
 from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import check
-from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument
+from jaxsmi.models.base import (
+    CENTRED,
+    AbstractModel,
+    is_centred,
+    model_argument,
+    regular_numbers,
+)
 from jaxsmi.numerics.continuation import Limit, ladder, limit
 from jaxsmi.numerics.fixed_point import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric_basis
@@ -210,8 +216,8 @@ def weak_recovery(
     Returns:
         A `Threshold`: `alpha` is 0 where a direction is learned at any α > 0 (E[z|y] ≠ 0), and inf
         where nothing grows; `subspace` (P, P) is what is learned. Differentiable, forwards and
-        backwards, in every array of the model (NaN where labels jump, unless they are few and
-        summed over). Codes: SUCCESS, INACCURATE, NONFINITE; INVALID.
+        backwards, in every array of the model (NaN in numbers that move a jump of the labels,
+        unless these are few and in closed form). Codes: SUCCESS, INACCURATE, NONFINITE; INVALID.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or fewer than two points a
@@ -249,8 +255,7 @@ def weak_recovery(
 def _growth(model: AbstractModel, key: PRNGKeyArray, points_per_net: int, nets: int) -> Growth:
     """Growth at Q = 0, with its derivatives in the model."""
     grown = forwards(lambda model, key: _at_zero(model, key, points_per_net, nets), model, key)
-    # labels that jump have no derivative along the sampled ones
-    return not_differentiable(grown, model, unless=model.channel.pathwise)
+    return not_differentiable(grown, model, unless=regular_numbers(model))
 
 
 @eqx.filter_jit

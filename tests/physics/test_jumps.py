@@ -9,7 +9,7 @@ import pytest
 
 import jaxsmi as smi
 from helpers import differences
-from jaxsmi.channels.jumps import continuous
+from jaxsmi.channels.jumps import continuous, steady
 
 KEY, SIGN, SLOW = jax.random.key(0), smi.links.sign(), pytest.mark.slow
 FEW = {"key": KEY, "averages": smi.Averages(2**9)}
@@ -36,6 +36,24 @@ def test_a_jump_is_seen(name):
     assert bool(continuous(link, indices, tokens=1)) == (name in CONTINUOUS)
 
 
+class Scaled(eqx.Module):
+    """b⌊z/w - a⌋ of a small piece of a large slope: a and w move its jumps, b does not."""
+
+    a: jax.Array
+    b: jax.Array
+    w: jax.Array
+
+    def __call__(self, z):
+        return 100.0 * z[0, 0] + self.b * jnp.floor(z[0, 0] / self.w - self.a)
+
+
+def test_numbers_that_move_a_jump_are_told_from_others():
+    law = Scaled(*map(jnp.asarray, (0.3, 0.1, 1.5)))
+    assert list(map(bool, steady(law, indices=1, tokens=1))) == [False, True, False]
+    flat = Scaled(*map(jnp.asarray, (0.3, 0.0, 1.5)))  # no jump that could move
+    assert all(map(bool, steady(flat, indices=1, tokens=1)))
+
+
 class Step(eqx.Module):
     """sign(z - a), a user's link with a number in it."""
 
@@ -60,13 +78,71 @@ def test_a_users_step_has_a_derivative_in_alpha_by_the_stated_jacobian():
 
 
 @SLOW
-def test_a_users_step_has_none_in_its_own_numbers():
-    def parts(a, noise):
-        solution = step_evolution(1.0, a, noise)
-        return solution.overlap[0, 0], solution.error
+def test_a_users_step_has_none_in_the_place_of_its_jump():
+    """That in the noise is the one of signs, whose averages are sums over labels. Tolerance: the
+    statistical error of the Jacobian."""
 
-    slopes = jax.jacrev(parts, argnums=(0, 1))(0.5, 0.25)
-    assert np.all(np.isnan(jax.tree.leaves(slopes)))
+    at = {"argnums": (0, 1)}
+    overlap = lambda a, noise: step_evolution(1.0, a, noise).overlap[0, 0]
+    in_place, in_noise = jax.grad(overlap, **at)(0.0, 0.25)
+    of_error = jax.grad(lambda a, noise: step_evolution(1.0, a, noise).error, **at)(0.0, 0.25)
+    assert np.all(np.isnan([in_place, *of_error]))
+    exact = lambda noise: smi.state_evolution(smi.links.sign(noise=noise), 1.0, key=KEY)
+    slope = jax.grad(lambda noise: exact(noise).overlap[0, 0])(0.25)
+    np.testing.assert_allclose(in_noise, slope, rtol=0.06)
+
+
+def flipped(p, a):
+    """Labels 1 beyond |z| = a and -1 below, the other one with probability p."""
+    odds = lambda y, z: jnp.log(jnp.where(y * jnp.where(jnp.abs(z[0, 0]) > a, 1, -1) > 0, 1 - p, p))
+    return smi.MultiIndex(log_likelihood=odds, outcomes=[-1.0, 1.0], indices=1)
+
+
+@SLOW
+def test_a_threshold_has_a_derivative_in_the_flips_of_labels_that_jump():
+    """1/α_c = k² Σ_y 1/P(y), k = (1 - 2p) 2a φ(a), with P(1) = p + (1 - 2p) P(|z| > a). Tolerance:
+    that of the integrals."""
+
+    def exact(p, a):
+        one = p + (1 - 2 * p) * 2 * jax.scipy.stats.norm.sf(a)
+        k = (1 - 2 * p) * 2 * a * jax.scipy.stats.norm.pdf(a)
+        return one * (1 - one) / k**2
+
+    threshold = lambda p, a: smi.weak_recovery(flipped(p, a), **FEW).alpha
+    value, (in_p, in_a) = jax.value_and_grad(threshold, argnums=(0, 1))(0.1, 0.7)
+    np.testing.assert_allclose(value, exact(0.1, 0.7), rtol=3e-3)
+    np.testing.assert_allclose(in_p, jax.grad(exact)(0.1, 0.7), rtol=3e-3)
+    assert np.isnan(in_a)
+
+
+@SLOW
+def test_an_overlap_has_a_derivative_in_the_flips_of_signs():
+    """Against the sums over orthants of `sign_committee(1, flip=)`. Tolerance: the statistical
+    error of the Jacobian."""
+
+    def signs(p):
+        odds = lambda y, z: jnp.log(jnp.where(y * z[0, 0] > 0, 1 - p, p))
+        return smi.MultiIndex(log_likelihood=odds, outcomes=[-1.0, 1.0], indices=1)
+
+    few = {"key": KEY, "averages": smi.Averages(2**9)}
+    overlap = lambda model: smi.state_evolution(model, 3.0, **few).overlap[0, 0]
+    exact = jax.grad(lambda p: overlap(smi.links.sign_committee(1, flip=p)))(0.1)
+    np.testing.assert_allclose(jax.grad(lambda p: overlap(signs(p)))(0.1), exact, rtol=0.01)
+
+
+@SLOW
+def test_noisy_committees_have_derivatives_at_every_step_of_the_staircase():
+    """Averages are sums over the values of the label, with noise too; both steps were NaN. The
+    first step is α = 0. Tolerance: the square of the step of the difference."""
+    few = {"key": KEY, "averages": smi.Averages(2**10, 8)}
+
+    def second(noise):
+        model = smi.links.sign_committee(2, noise=noise)
+        first, second = smi.staircase(model, max_thresholds=2, **few)
+        return second.alpha + first.alpha
+
+    difference = differences(second, [0.1], 1e-2)[0]
+    np.testing.assert_allclose(jax.grad(second)(0.1), difference, rtol=0.01)
 
 
 @SLOW
@@ -102,10 +178,20 @@ def noisy_overlap(noise):
     return end.overlap[0, 0]
 
 
+def zigzag(slope):
+    """Up, down with a slope, up, without noise: the number of fields of a label jumps from 1 to 3."""
+    offset = 0.5 * (1 + slope)
+    slopes, offsets = jnp.stack([1.0, -slope, 1.0]), jnp.stack([offset, 0.0, -offset])
+    return smi.links.piecewise_linear(slopes, offsets, [-0.5, 0.5])
+
+
 HARDMAX = smi.AttentionIndexed(3, 0.5, "hardmax")
 SILENT = {
     "error in alpha": lambda alpha: smi.state_evolution(SIGN, alpha, **FEW).error,
     "generalization error": lambda q: generalization(SIGN, 0.5 * q),
+    "free entropy, posterior that jumps": lambda slope: (
+        smi.free_entropy(zigzag(0.5 * slope), 0.3, 0.3, **FEW).value
+    ),
     "generalization error, matrices": lambda q: generalization(HARDMAX, 0.8 * q),
 }
 
