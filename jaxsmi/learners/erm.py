@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels import proximal
-from jaxsmi.channels.base import Posterior, check_outcomes
+from jaxsmi.channels.base import AbstractLabels, Posterior, check_outcomes
 from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import (
@@ -356,7 +356,9 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     """
     student = learner.network
     noise = _probes((model.channel.noise_size,), 2)
-    labels = jax.vmap(model.channel.label)(_probes((model.indices, model.channel.tokens), 1), noise)
+    # compiled as one program: alone, each operation would be one
+    labels_of = eqx.filter_jit(lambda channel, z, noise: jax.vmap(channel.label)(z, noise))
+    labels = labels_of(model.channel, _probes((model.indices, model.channel.tokens), 1), noise)
     # twice as wide: kinks beyond one standard deviation are seen, too
     fields = 2.0 * _probes((student.indices, student.tokens), 0)
     loss = learner.sample_loss
@@ -369,29 +371,58 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
         check_closure("prox", learner.prox, *pair, jnp.eye(student.indices))
     if learner.starts is not None:
         check_closure("starts", learner.starts, *pair)
-    values = jax.vmap(loss)(labels, fields)
-    check(jnp.all(jnp.isfinite(values)), "loss", "one that is not finite", allowed)
-    slope = jax.vmap(jax.grad(loss, argnums=1))
-    gradients = slope(labels, fields)
+    channel, by_formula = student.channel, learner.prox is not None
+    looked = _loss_at_probes(learner.loss, channel, labels, fields, by_formula)
+    check(looked.finite, "loss", "one that is not finite", allowed)
     allowed = (
         "a loss that changes with the fields (for labels ±1 take the student smi.links.linear())"
     )
-    check(jnp.any(gradients != 0.0), "loss", "one whose gradient is zero everywhere", allowed)
+    check(looked.changes, "loss", "one whose gradient is zero everywhere", allowed)
+    allowed = "a loss that is twice differentiable, or one with its proximal point, prox="
+    check(looked.smooth, "loss", "one without a second derivative", allowed)
+    return bool(looked.convex)
+
+
+class _LossProperties(NamedTuple):
+    """What a loss is at random fields."""
+
+    finite: Array
+    changes: Array
+    smooth: Array
+    convex: Array
+
+
+@eqx.filter_jit
+def _loss_at_probes(
+    function: Callable[[Array, Array], Array],
+    channel: AbstractLabels,
+    labels: Array,
+    fields: Array,
+    by_formula: bool,
+) -> _LossProperties:
+    """Look at the loss at fields (n, P, M), each with its label."""
+    loss = lambda label, z: function(channel.link(z), label)
+    finite = jnp.all(jnp.isfinite(jax.vmap(loss)(labels, fields)))
+    slope = jax.vmap(jax.grad(loss, argnums=1))
+    gradients = slope(labels, fields)
+    changes = jnp.any(gradients != 0.0)
     # the user vouches for a proximal point, and kinks have no second derivative to examine
-    if learner.prox is not None:
-        return True
+    true = jnp.ones((), bool)
+    if by_formula:
+        return _LossProperties(finite, changes, smooth=true, convex=true)
     curvature = jax.vmap(jax.hessian(loss, argnums=1))(labels, fields)
-    curvature = curvature.reshape(_PROBES, fields[0].size, fields[0].size)
+    curvature = curvature.reshape(len(fields), fields[0].size, fields[0].size)
     # one gradient at all fields is a straight loss, a kinked one has several
     others = [(other, slope(labels, other)) for other in (fields[::-1], -fields)]
     straight = jnp.allclose(gradients, others[0][1])
     smooth = jnp.all(jnp.isfinite(curvature)) & (jnp.any(curvature != 0.0) | straight)
-    allowed = "a loss that is twice differentiable, or one with its proximal point, prox="
-    check(smooth, "loss", "one without a second derivative", allowed)
     size = jnp.max(jnp.abs(curvature))
     # no Hessian sees a kink, as of |z|: along a line between two fields the slope must not fall
-    rises = [
-        jnp.sum(((gradients - g) * (fields - other)).reshape(_PROBES, -1), 1) for other, g in others
+    falls = [
+        jnp.sum((gradients - g) * (fields - other), axis=(1, 2)) < -1e-9 * size
+        for other, g in others
     ]
-    bent = jnp.min(jnp.stack(rises)) < -1e-9 * size
-    return bool((jnp.min(jnp.linalg.eigvalsh(curvature)) >= -1e-9 * size) & ~bent)
+    # the eigensolver of a NaN may not end
+    known = jnp.where(jnp.isfinite(curvature), curvature, 0.0)
+    convex = (jnp.min(jnp.linalg.eigvalsh(known)) >= -1e-9 * size) & ~jnp.any(jnp.stack(falls))
+    return _LossProperties(finite, changes, smooth, convex)

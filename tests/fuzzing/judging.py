@@ -115,7 +115,7 @@ def run(call: Callable, seconds: float) -> object:
         signal.signal(signal.SIGPROF, previous)
 
 
-def judge(case: Case, name: str, value: object, accepted: bool, seconds: float = 2.0) -> str:
+def judge(case: Case, name: str, value: object, accepted: bool, seconds: float = 5.0) -> str:
     """The verdict on a call with one argument replaced: "" where it is right, else a sentence.
 
     `accepted`: the value may be accepted.
