@@ -56,9 +56,10 @@ class Result(enum.IntEnum):
     )
     AMBIGUOUS = (
         12,
-        "Runs from different starts end at different estimates, and their free entropies do not "
-        "tell which is right: take more starts (start=('spectral', 1e-3, 1e-3)) or more samples, "
-        "or compare the ends on held-out labels.",
+        "The free entropies of the ends do not tell which is right: runs from different starts end "
+        "at different estimates, or the labels speak no more for this one than for none. Take more "
+        "starts (start=('spectral', 1e-3, 1e-3)), more samples or a larger dimension, or compare "
+        "the ends on held-out labels.",
     )
     INPUTS = (
         13,

@@ -459,6 +459,23 @@ class GampIteration(AbstractSolver[GampLoopState]):
             *on_devices(GampIteration._device_bethe, mesh, arguments, _of_samples, everywhere)
         )
 
+    def unlearned(self) -> Array:
+        """Bethe free entropy of an estimate that knows nothing, Ŵ = 0 and C = S, the fixed point of
+        labels that are even in the fields."""
+        arguments = (self, self.start, None)
+        mesh = self.observations.mesh
+        return on_devices(GampIteration._device_unlearned, mesh, arguments, _of_samples, EVERYWHERE)
+
+    def _device_unlearned(self, state: GampState, numbers: Draws | None) -> Array:
+        """`unlearned`, as one device sees it."""
+        del state, numbers
+        observations = self.observations
+        _, fields = observations.model.design.shapes(observations.data.inputs.shape)
+        S, statistic = observations.second_moment, observations.statistic
+        omega = jnp.zeros((len(statistic), *fields[1:]), S.dtype)
+        post = self.learner.respond(statistic, omega, S, self.key)
+        return observations.operator.alpha * observations.operator.mean(post.log_partition)
+
     def _device_bethe(
         self, state: GampState, numbers: Draws | None
     ) -> tuple[Array, Array, Array, Array]:

@@ -230,7 +230,9 @@ def gamp(
         ends[place] = _solve(solver, task, start, every, label, key, several)
         if default and len(ends) == 2 and _disagree([*ends.values()]):
             remaining = [*enumerate(_FURTHER_SIZES, start=2)]
-    end = best_end([ends[place] for place in sorted(ends)])
+    # several by default: zero is a fixed point, so that it is an end to compare with
+    nothing = _unlearned(solver) if default and several else None
+    end = best_end([ends[place] for place in sorted(ends)], nothing)
     return _blame_inputs(end) if at_fault else end
 
 
@@ -531,6 +533,7 @@ def _iterate(
 
 
 _bethe = eqx.filter_jit(GampIteration.bethe)
+_unlearned = eqx.filter_jit(GampIteration.unlearned)
 
 
 @eqx.filter_jit
@@ -656,8 +659,9 @@ def _disagree(ends: list[Solution]) -> bool:
     return bool(jnp.any(_agreements(ends[0].model, weights) < _AGREE))
 
 
-def best_end(solutions: list[Solution]) -> Solution:
-    """The end with the largest free entropy, with all ends beside it.
+def best_end(solutions: list[Solution], nothing: Array | None = None) -> Solution:
+    """The end with the largest free entropy, with all ends beside it; `nothing`: the free entropy
+    of an estimate that knows nothing, of which the end has to differ, too.
 
     Perfect recovery has an infinite one; ends that broke, or that the labels contradict, come last.
     """
@@ -689,7 +693,12 @@ def best_end(solutions: list[Solution]) -> Solution:
     gap = nats[best] - jnp.where(jnp.isfinite(nats), nats, 0.0)
     close = gap < _LOOPS * (loops[best] + loops)
     alone = jnp.sum((ends.agreement[best] >= _AGREE) & jnp.isfinite(nats)) < 2
-    ambiguous = (end.result == Result.SUCCESS) & jnp.any(rival & (close | alone))
+    doubtful = jnp.any(rival & (close | alone))
+    if nothing is not None:
+        S = first.model.prior.second_moment(first.model.indices)
+        knows = jnp.trace(end.overlap) > _KNOWN * jnp.trace(S)
+        doubtful = doubtful | knows & (nats[best] - n * nothing < _LOOPS * loops[best])
+    ambiguous = (end.result == Result.SUCCESS) & doubtful
     code = jnp.where(ambiguous, Result.AMBIGUOUS, end.result)
     return dataclasses.replace(end, result=code, ends=ends)
 
