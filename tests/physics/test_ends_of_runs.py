@@ -91,6 +91,7 @@ def test_stability_is_the_spectral_radius_of_state_evolution():
     np.testing.assert_allclose(run.stability, theory.spectral_radius, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_even_labels_are_started_twice_and_the_best_end_is_returned():
     """Inside jit, too."""
     model, key = smi.links.phase_retrieval(), jax.random.key(1)

@@ -136,6 +136,7 @@ def least_absolute_deviations(alpha, noise, ridge):
     return optimize.root(gap, (0.7, 0.75, 0.25), tol=1e-12).x
 
 
+@pytest.mark.slow
 def test_a_loss_with_kinks_ends_where_points_allow():
     """The map on a grid of points jumps where a point enters the kink: the residual cannot fall
     below the error of the grid, and there the iteration ends."""

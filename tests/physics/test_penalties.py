@@ -123,6 +123,7 @@ def lasso_evolution(alpha, l1, noise, density):
     return mse, share / (alpha - share), share
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "l1", "noise"), [(0.7, 0.3, 0.1), (1.5, 0.5, 0.3)])
 def test_lasso_is_the_scalar_state_evolution(alpha, l1, noise):
     mse, V, _ = lasso_evolution(alpha, l1, noise, DENSITY)

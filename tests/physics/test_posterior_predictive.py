@@ -83,6 +83,7 @@ def test_a_sign_has_the_error_function():
     assert not sharp.std.any()
 
 
+@pytest.mark.slow
 def test_strict_precisions_and_derivatives():
     """d E tanh(ω + √V η)/dω by differences; labels that jump have none, instead of zero. (No NaN
     on the way forward.)"""

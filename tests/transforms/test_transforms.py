@@ -47,9 +47,10 @@ class TestStateEvolution(chex.TestCase):
     ("first", "second"),
     [
         (lambda: (smi.links.linear(0.1), 0.7), lambda: (smi.links.linear(0.7), 1.9)),
-        (
+        pytest.param(
             lambda: (smi.DeepAttention(1, 2, beta=1.0), 0.7),
             lambda: (smi.DeepAttention(1, 2, beta=2.0), 1.9),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["noise", "beta"],

@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 
 
+@pytest.mark.slow
 def test_examples_run():
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"### (A .*?)\n.*?```python\n(.*?)```", text, flags=re.DOTALL)

@@ -349,9 +349,6 @@ def test_theory_of_a_learner_is_drawn_and_stored_by_its_own_numbers():
     np.testing.assert_array_equal(table.train_loss, line.values("train_loss"))
     np.testing.assert_array_equal(table.teacher_overlap, line.values("teacher_overlap"))
     np.testing.assert_array_equal(table.test_loss_stderr[0], line[0].stderrs["test_loss"])
-    attention = smi.AttentionIndexed(2, 0.5, "linear", noise=0.1)
-    matrix = smi.state_evolution(attention, 0.2, learner=smi.MatrixErm(nuclear=0.05))
-    np.testing.assert_allclose(matrix.plot().lines[0].get_ydata()[-1], matrix.cosine[0] ** 2)
 
 
 def test_classes_are_wrong_by_the_largest_score():
@@ -374,3 +371,4 @@ def test_the_cosine_of_a_learned_matrix():
     M, Q = theory.teacher_overlap[0, 0], theory.overlap[0, 0]
     # the error is ρ - 2M + Q
     np.testing.assert_allclose(theory.cosine[0], M / jnp.sqrt(Q * (theory.error + 2 * M - Q)))
+    np.testing.assert_allclose(theory.plot().lines[0].get_ydata()[-1], theory.cosine[0] ** 2)

@@ -134,6 +134,7 @@ def test_weak_recovery_of_the_door_is_its_closed_form():
     assert float(found.alpha) == pytest.approx(exact, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_door_ends_where_its_quadrature_does():
     """Drawn labels would jump back and forth at the end: labels are summed over."""
     found = smi.state_evolution(smi.links.door(), 2.0, key=KEY)
@@ -142,6 +143,7 @@ def test_the_door_ends_where_its_quadrature_does():
     assert abs(float(found.overlap[0, 0]) - exact) < 3.0 * float(found.stderr[0, 0]) < 1e-4
 
 
+@pytest.mark.slow
 def test_relu_recovers_once_half_of_its_labels_are_as_many_as_the_unknowns():
     """y = 0 fixes nothing, and happens half of the time; ρD entries of a sparse row are unknown."""
     relu, sparse = smi.links.relu(), smi.links.relu(prior=smi.priors.BernoulliGauss(0.6))

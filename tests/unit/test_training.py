@@ -77,7 +77,7 @@ def descent(size):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [pytest.param(7, marks=SLOW), 10, 29])
+@pytest.mark.parametrize("size", [pytest.param(7, marks=SLOW), pytest.param(10, marks=SLOW), 29])
 def test_an_epoch_is_a_permutation_of_all_samples(size):
     solver, batches = descent(size), -(-30 // size)
     order, passes = solver.order(KEY, jnp.asarray(0)), []
