@@ -60,6 +60,8 @@ when = smi.learned_at(learned, level=0.5)
 print(f"{int(learned.steps)} steps: {learned.message}")
 print("cosine with the teacher, layers 1 and 2:", learned.cosine.round(4))
 print(f"cosine 1/2 is passed at step {when[1]:.1f} by layer 2, at step {when[0]:.1f} by layer 1")
+
+# %% tags=["remove-cell"]
 assert when[1] < when[0] < np.inf  # the last layer first
 assert np.all(learned.cosine > 0.99)
 
@@ -98,6 +100,8 @@ plt.show()
 half = curve[alphas.index(0.5)]
 bar = float(half.stderr[1, 1])
 print(f"α = 0.5: layer 1 {half.overlap[0, 0]:.4f}, layer 2 {half.overlap[1, 1]:.4f} ± {bar:.4f}")
+
+# %% tags=["remove-cell"]
 assert float(half.overlap[0, 0]) < 0.01
 assert (
     abs(float(half.overlap[1, 1]) - 0.772) < 4 * (bar**2 + 0.003**2) ** 0.5
@@ -122,6 +126,8 @@ for step in stairs:
     print(f"layer {layer} is learned from α = {step.alpha:.4f} ± {step.stderr:.4f} on")
 recovery = smi.recovery_threshold(model)
 print(f"recovery is perfect from α = {recovery.alpha:g} on")
+
+# %% tags=["remove-cell"]
 for step, (alpha, stderr) in zip(
     stairs, [(0.186, 0.002), (0.719, 0.006)], strict=False
 ):  # an independent quadrature
@@ -147,6 +153,8 @@ order = smi.learning_order(model, data, {"GAMP": {"alpha": 1.2}, "Adam": descent
 print(order)
 plotting.learning_order(order)
 plt.show()
+
+# %% tags=["remove-cell"]
 assert order.order("Adam")[0] == 1  # the last layer first
 
 # %% [markdown]

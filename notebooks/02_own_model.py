@@ -39,6 +39,7 @@ dimension, points = (300, 2**9) if small else (1000, 2**11)
 key = jax.random.key(0)
 averages = smi.Averages(points)
 
+
 # %% [markdown]
 # ## 1. The model
 #
@@ -69,6 +70,8 @@ print(f"learning starts at α = {threshold.alpha:.4f} ± {threshold.stderr:.4f}"
 # %%
 known = smi.weak_recovery(smi.links.phase_retrieval(), key=key)
 print(f"y = |z|: α = {known.alpha:.4f} ± {known.stderr:.4f}, exactly 0.5")
+
+# %% tags=["remove-cell"]
 assert abs(float(known.alpha) - 0.5) < 4 * float(known.stderr)
 
 # %% [markdown]
@@ -96,6 +99,8 @@ plt.show()
 theory = curve[alphas.index(3.0)]
 apart = float(runs[3.0].cosine[0] ** 2 - theory.overlap[0, 0])
 print(f"α = 3: run - theory = {apart:+.3f} = {apart * dimension**0.5:+.1f}/√D")
+
+# %% tags=["remove-cell"]
 assert abs(apart) < 4 / dimension**0.5  # fluctuations are of order 1/√D
 
 # %% [markdown]
@@ -112,7 +117,10 @@ measured, spread = float(squares.mean()), float(squares.std()) / new.samples**0.
 limit = smi.generalization_error(model, theory.overlap, key=key)
 print(f"on {new.samples} new labels: {measured:.4f} ± {spread:.4f}")
 print(f"theory: {float(limit.value) + 0.1:.4f}")
+
+# %% tags=["remove-cell"]
 assert abs(measured - float(limit.value) - 0.1) < 5 * spread + 2 / dimension**0.5
+
 
 # %% [markdown]
 # ## 5. Change it

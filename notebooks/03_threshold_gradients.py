@@ -39,6 +39,7 @@ small = bool(os.environ.get("JAXSMI_SMALL"))  # small sizes, for tests
 averages = smi.Averages(points=2**11 if small else 2**13)
 key = jax.random.key(0)
 
+
 # %% [markdown]
 # ## 1. What the skip connection does to the threshold
 #
@@ -63,9 +64,6 @@ difference = (height(step) - height(-step)) / (2 * step)
 print(
     f"alpha_2 = {start:.4f}, d alpha_2/d log c = {slope:.5f}, by a finite difference {difference:.5f}"
 )
-assert (
-    abs(float(slope - difference)) < 1e-3 * abs(float(slope)) + 1e-5
-)  # second order in the step, rounding below that
 
 skips = np.array([0.5, 1.0, 2.0]) if small else np.geomspace(0.25, 4.0, 9)
 stairs = [
@@ -79,6 +77,11 @@ ax.minorticks_off()
 ax.set_xticks([0.25, 0.5, 1.0, 2.0, 4.0], ["1/4", "1/2", "1", "2", "4"])
 ax.legend(frameon=False, fontsize="small")
 plt.show()
+
+# %% tags=["remove-cell"]
+assert (
+    abs(float(slope - difference)) < 1e-3 * abs(float(slope)) + 1e-5
+)  # second order in the step, rounding below that
 assert float(slope) < 0  # a stronger skip connection needs less data
 
 # %% [markdown]
@@ -95,6 +98,8 @@ print(
     f"alpha_2 = 0.2 at skip {float(np.exp(wanted.parameters)):.3f}, {wanted.steps} evaluations. {wanted.message}"
 )
 print(f"with another key: alpha_2 = {again.alpha:.4f} ± {again.stderr:.4f}")
+
+# %% tags=["remove-cell"]
 assert abs(float(wanted.threshold.alpha) - 0.2) < 5e-4
 assert (
     abs(float(again.alpha) - 0.2)

@@ -81,6 +81,8 @@ off = float(np.linalg.norm(weights[0] - weights[1]) / np.linalg.norm(weights[1])
 print(f"distance of the two minima of the risk, relative: {off:.1e}")
 
 chance = 4.0 * np.sqrt((1.0 - last["theory of Bayes"] ** 2) / dimension)  # four standard errors
+
+# %% tags=["remove-cell"]
 assert off < 1e-3  # message passing and descent end at one minimum
 assert abs(last["Bayes"] - last["theory of Bayes"]) < chance
 assert abs(last["risk, descent"] - last["theory of the risk"]) < chance
@@ -120,6 +122,8 @@ print(f"best ridge {ridge:.4f}, its error {error:.5f} ± {bar:.5f};", end=" ")
 print(f"of ridge 1 {float(best.history['error'][0]):.5f}, of Bayes {bayes:.5f}")
 np.testing.assert_allclose(ridge, noise, rtol=1e-2)  # flat there: off by the last step
 np.testing.assert_allclose(error, bayes, atol=5.0 * bar)
+
+# %% tags=["remove-cell"]
 assert error < float(best.history["error"][0])
 
 # %% [markdown]
@@ -143,6 +147,8 @@ errors = np.array([[float(point.error) for point in curve] for curve in curves])
 peak = alphas[np.argmax(errors[0])]
 print(f"ridge {ridges[0]:g}: largest error {errors[0].max():.2f}, at alpha = {peak:.2f};", end=" ")
 print(f"ridge {noise:g}: {errors[-1].max():.2f} at alpha = {alphas[0]:g}, then falling")
+
+# %% tags=["remove-cell"]
 assert abs(peak - 1.0) < 0.06  # the spacing of alpha
 assert np.all(np.diff(errors[-1]) < 0.0)
 

@@ -57,6 +57,8 @@ errors = np.array([float(smi.state_evolution(model, alpha).error) for alpha in a
 at = 0.1
 theory = float(smi.state_evolution(model, at).error)
 print(f"perfect recovery from alpha = {recovery:.6f}; error at alpha = {at}: {theory:.6f}")
+
+# %% tags=["remove-cell"]
 assert abs(recovery - 0.1875) < 1e-9
 assert abs(theory - 0.39219602) < 1e-8  # from an independent quadrature, to its last digit
 
@@ -92,6 +94,8 @@ with plotting.style():
     ax.set_ylabel(r"estimation error $\|\hat S-S\|^2/d$")
     ax.legend(frameon=False)
     plt.show()
+
+# %% tags=["remove-cell"]
 assert mean.error < mean.single  # a mean of distinct matrices that are equally good: Jensen
 assert (
     abs(float(learned.error) - theory) < 6 / dimension
@@ -135,6 +139,8 @@ with plotting.style():
     ax.set_ylabel(r"estimation error $\|\hat S-S\|^2/(dL)$")
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     plt.show()
+
+# %% tags=["remove-cell"]
 assert abs(optimal - (2 * 0.2 - 0.2**2)) < 1e-9
 assert abs(convex - 0.5716899213) < 1e-8
 assert learned.error < 1e-2

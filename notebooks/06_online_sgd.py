@@ -58,6 +58,8 @@ for p in range(2):
             f"layer {p + 1} to the teacher's layer {q + 1}: Lambda = {float(rates.signal[p, q]):.4f} ± {bar:.4f},",
             f"mu = {float(rates.plain[p, q]):+.4f}",
         )
+
+# %% tags=["remove-cell"]
 assert rates.signal[1, 1] > 10 * rates.signal[0, 0]  # the last layer first
 assert rates.signal[0, 1] > 3 * rates.signal[0, 0]  # drawn to the teacher's layer 2
 
@@ -157,6 +159,8 @@ with plotting.style():
 gap = np.asarray(many.teacher_overlap[:, -1]).mean(0) - np.asarray(path.teacher_overlap[-1])
 spread = np.asarray(many.teacher_overlap[:, -1]).std(0, ddof=1) / np.sqrt(runs)
 allowed = 5.0 * np.hypot(spread, path.stderr.teacher_overlap[-1]) + 20.0 / dimension
+
+# %% tags=["remove-cell"]
 assert (np.abs(gap) < allowed).all()
 
 # %% [markdown]

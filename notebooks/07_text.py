@@ -76,6 +76,8 @@ accuracy = {
     for name, (ids, known) in data.items()
 }
 print({name: round(value, 3) for name, value in accuracy.items()})
+
+# %% tags=["remove-cell"]
 assert accuracy["test"] > (0.6 if small else 0.9)  # chance is 1/6
 
 # %% [markdown]
@@ -100,4 +102,6 @@ with plotting.style():
     ax.legend()
     plt.show()
 np.testing.assert_allclose(similarity[-1], 1.0, atol=1e-5)
+
+# %% tags=["remove-cell"]
 assert np.all(np.diff(similarity[epochs // 2 :], axis=0) > -1e-3)  # they settle
