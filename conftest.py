@@ -10,13 +10,20 @@ smi.setup()
 SLOW_EXAMPLES = {
     "jaxsmi.descent.analysis.learned_at",
     "jaxsmi.descent.options.Stream",
+    "jaxsmi.descent.training.train",
+    "jaxsmi.inference.curve.curve",
     "jaxsmi.inference.learner_search.global_minimum",
     "jaxsmi.inference.spectral.spectral",
+    "jaxsmi.inference.message_passing.gamp",
     "jaxsmi.learners.matrix_erm.MatrixErm",
+    "jaxsmi.models.base.AbstractModel.predict",
     "jaxsmi.models.links.logistic",
     "jaxsmi.sgd.gradient_flow.flow",
+    "jaxsmi.sgd.gradient_flow.recovery_time",
     "jaxsmi.sgd.landscape.rates",
+    "jaxsmi.sgd.multi_pass.descent_theory",
     "jaxsmi.sgd.simulation.simulate",
+    "jaxsmi.workbench.sweeps.sweep",
 }
 
 

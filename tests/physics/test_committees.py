@@ -98,6 +98,7 @@ def test_a_flipped_perceptron_learns_what_quadrature_says():
     assert np.all(np.diff(overlaps) < -0.04)
 
 
+@pytest.mark.slow
 def test_run_with_flipped_labels_follows_its_theory():
     """A run at D = 800; and noise inside the sign next to flips, of which labels have one normal
     each: the share of flips of a field far from zero."""
@@ -112,6 +113,7 @@ def test_run_with_flipped_labels_follows_its_theory():
     assert abs(float(jnp.mean(labels > 0)) - share) < 4 * np.sqrt(share * (1 - share) / 4000)
 
 
+@pytest.mark.slow
 def test_a_tie_stays_zero_when_labels_are_flipped():
     """Z(y) = (1 - p) Z_0(y) + p Z_0(-y) of two members."""
     clean, flipped = (smi.links.sign_committee(2, flip=p).channel for p in (0.0, 0.15))

@@ -18,7 +18,7 @@ import pytest
 from scipy import optimize
 
 import jaxsmi as smi
-from helpers import mean_and_error
+from helpers import mean_and_error, slow_but
 from jaxsmi.learners.base import Conjugates, TeacherLaw
 from jaxsmi.priors import GaussianProfile, power_law
 
@@ -56,7 +56,7 @@ def theory(alpha, ridge, s, t, noise):
     return smi.state_evolution(model, alpha, learner=learner, key=KEY, **GRID)
 
 
-@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("spectrum", slow_but(SPECTRA, "two values"))
 @pytest.mark.parametrize(
     ("ridge", "rtol"), [pytest.param(0.1, 1e-11, marks=pytest.mark.slow), (1e-6, 1e-8)]
 )

@@ -220,6 +220,7 @@ def test_the_outlier_of_labels_that_are_not_centred():
     np.testing.assert_allclose(got.overlap[0, 0], q, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_below_the_threshold_there_is_no_outlier():
     got = outlier(normal_excess(2**10), 1, jnp.asarray(0.4), jnp.asarray(0.95), jnp.zeros((1, 1)))
     assert not got.learned

@@ -356,6 +356,7 @@ def test_ctrl_c_of_a_terminal_says_which_rows_are_kept(delay, tmp_path):
     assert "of 400 rows are kept in" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_raised_after_it():
     """Python drops what such a callback raises; JAX has one."""
     rung = []
