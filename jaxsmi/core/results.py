@@ -26,13 +26,17 @@ class Result(enum.IntEnum):
 
     remedy: str
     training: str  # the same of descent, which has steps and rates where others have fixed points
+    learner: str  # the same of the theory of a learner, whose fixed points need not be stable
 
-    def __new__(cls, code: int, remedy: str, training: str | None = None) -> Result:
+    def __new__(
+        cls, code: int, remedy: str, training: str | None = None, learner: str | None = None
+    ) -> Result:
         """A member with its messages."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.remedy = remedy
         member.training = remedy if training is None else training
+        member.learner = remedy if learner is None else learner
         return member
 
     # The order is that of severity. Files store the numbers, so that these cannot be the order.
@@ -50,9 +54,12 @@ class Result(enum.IntEnum):
     )
     UNSTABLE = (
         11,
-        "The fixed point is unstable. Message passing is at a saddle: run it outside jit, where it "
-        "leaves saddles, or from another start. A learner breaks replica symmetry, or its proximal "
-        "point jumps in too many samples: take a larger ridge, or more samples.",
+        "The fixed point is unstable, a saddle: run message passing outside jit, where it leaves "
+        "saddles, or from another start.",
+        None,
+        "Replica symmetry breaks: the fixed point is unstable (`stability` above one), or the "
+        "minimum over the fields jumps in too many samples, as for losses that are not convex. "
+        "These numbers need not be those of the learner: take a larger ridge, or more samples.",
     )
     AMBIGUOUS = (
         12,
@@ -119,13 +126,13 @@ def worst(codes: ArrayLike) -> Array:
     return jnp.asarray(_ORDER)[jnp.max(jnp.asarray(_RANKS)[jnp.asarray(codes)])]
 
 
-def message(results: ArrayLike, training: bool = False) -> str:
+def message(results: ArrayLike, of: str = "remedy") -> str:
     """The message of a result code; of several, their counts and the message of the gravest.
-    `training`: of descent."""
+    `of`: "training" of descent, "learner" of the theory of a learner."""
     codes = np.ravel(np.asarray(results))
     # on the host, not by `worst`: a message must not start a computation
     gravest = Result(int(_ORDER[np.max(_RANKS[codes])]))
-    remedy = gravest.training if training else gravest.remedy
+    remedy = getattr(gravest, of)
     return remedy if codes.size == 1 else f"{counts(codes)}. {gravest.name}: {remedy}"
 
 

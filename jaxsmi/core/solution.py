@@ -139,8 +139,10 @@ class Solution(Described):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        said = message(self.result, training=self.kind in ("train", "descent_theory"))
-        posterior = self.kind == "gamp" and not isinstance(self, LearnerSolution)
+        learner = isinstance(self, LearnerSolution)
+        descent = self.kind in ("train", "descent_theory")
+        said = message(self.result, "training" if descent else "learner" if learner else "remedy")
+        posterior = self.kind == "gamp" and not learner
         # a posterior without enough noise contradicts itself
         short = posterior and np.any(np.asarray(self.result) == Result.MAX_STEPS)
         return f"{said} {_MORE_NOISE}" if short else said

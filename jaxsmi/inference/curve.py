@@ -100,7 +100,8 @@ class Curve(Described):
     @property
     def message(self) -> str:
         """Counts of the codes, and the message of the worst one (outside jit and vmap)."""
-        return message(self.result)
+        learner = isinstance(self.solutions[0], LearnerSolution)
+        return message(self.result, "learner" if learner else "remedy")
 
     def _text(self) -> str:
         P = self[0].overlap.shape[0]

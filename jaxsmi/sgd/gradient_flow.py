@@ -102,7 +102,7 @@ class Flow(eqx.Module):
     @property
     def message(self) -> str:
         """The sentence that goes with the result code (outside jit and vmap)."""
-        return results.message(self.result, training=True)
+        return results.message(self.result, "training")
 
 
 def velocity(

@@ -216,7 +216,7 @@ class Simulation(eqx.Module):
     @property
     def message(self) -> str:
         """The outcome of the runs, and the remedies (outside jit and vmap)."""
-        return results.message(self.result, training=True)
+        return results.message(self.result, "training")
 
 
 def simulate(
