@@ -161,14 +161,16 @@ class OrthantChannel(LevelsChannel):
 
 
 def orthant_channel(
-    values: np.ndarray | Array, noise: Array | None, indices: int, flip: Array | None = None
+    values: np.ndarray, noise: Array | None, indices: int, flip: Array | None = None
 ) -> OrthantChannel:
     """The channel of labels v_s (2^P,), with noise Δ, flipped with probability p, or neither."""
     distinct = jnp.asarray(np.unique(np.asarray(values)))
     return OrthantChannel(jnp.asarray(values), distinct, noise, flip, indices=indices)
 
 
-def values_on_orthants(law: Callable[[Array], Array], indices: int, tokens: int) -> Array | None:
+def values_on_orthants(
+    law: Callable[[Array], Array], indices: int, tokens: int
+) -> np.ndarray | None:
     """v_s (2^P,) of a label that depends on the signs of its fields alone, P <= 3, M = 1; None of
     another one, or of one that is traced. It is found at some random fields."""
     if indices > MOST_FIELDS or tokens != 1 or not concrete(law):
@@ -182,7 +184,8 @@ def values_on_orthants(law: Callable[[Array], Array], indices: int, tokens: int)
     values = labels[: 2**indices]
     order = 2 ** np.arange(indices)[::-1]
     same = labels[2**indices :] == values[(fields[:, :, 0] < 0.0) @ order]
-    return jnp.asarray(values, theory_dtype()) if np.all(same) and np.ptp(values) else None
+    # not jnp.asarray, which would trace them inside jit
+    return np.asarray(values, theory_dtype()) if np.all(same) and np.ptp(values) else None
 
 
 def log_orthants(w: Array, V: Array) -> Array:

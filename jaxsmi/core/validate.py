@@ -27,7 +27,15 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import PyTree, array_module, concrete, nan_unless, symmetric, theory_dtype
+from jaxsmi.core.arrays import (
+    PyTree,
+    array_module,
+    concrete,
+    frozen,
+    nan_unless,
+    symmetric,
+    theory_dtype,
+)
 
 _Kind = TypeVar("_Kind")
 _Value = TypeVar("_Value")
@@ -76,6 +84,14 @@ def check(condition: object, name: str, value: Any, allowed: str) -> None:
     """Raise a ValueError where the condition is known to fail; do nothing where it is traced."""
     if concrete(condition) and not bool(np.all(np.asarray(condition))):
         raise _error(name, value, allowed)
+
+
+def outside_jit(name: str, values: PyTree) -> None:
+    """Raise a ValueError inside jax.jit and jax.vmap: the steps that follow depend on values."""
+    # numbers without a batch are traced by jit alone, those of the argument by vmap
+    known = concrete(frozen((values, jnp.zeros(()))))
+    allowed = "a call outside of jax.jit and jax.vmap (jax.grad and jax.jvp may be around it)"
+    check(known, name, "traced numbers", allowed)
 
 
 def _error(name: str, value: Any, allowed: str) -> ValueError:

@@ -263,7 +263,9 @@ def sign_committee(
 
 
 def _vote(total: Any, k: int, majority: bool) -> Any:
-    return jnp.sign(total) if majority else total / k
+    # known numbers stay known inside jit
+    sign = np.sign if isinstance(total, np.ndarray) else jnp.sign
+    return sign(total) if majority else total / k
 
 
 def product(k: int = 2, prior: Prior = None) -> MultiIndex:

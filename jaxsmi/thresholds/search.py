@@ -97,6 +97,7 @@ def search_threshold(
     Source:
         [theory: multi-index, Eqs. (71), (72)].
     """
+    validate.outside_jit("start", start)
     validate.function("build", build, _BUILD)
     allowed = "a tree of real numbers"
     first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)

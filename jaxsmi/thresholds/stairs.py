@@ -122,6 +122,7 @@ def staircase(
     Source:
         [TDDZLK24], [TCDKZ25], [theory: multi-index, Eqs. (59) to (63), (65) to (67), (71)].
     """
+    validate.outside_jit("model", model)
     key = validate.key("key", key)
     most = float(lax.stop_gradient(validate.number("alpha_max", alpha_max, POSITIVE)))
     points_per_net, nets = Averages.of(averages).sizes(2**14, 16, 2)

@@ -269,6 +269,7 @@ def first_order(
     Source:
         [theory: multi-index, section 7.5].
     """
+    validate.outside_jit("model", model)
     key = validate.key("key", key)
     points_per_net, nets = Averages.of(averages).sizes(2**16, 8, 2)
     max_steps = Iteration.of(iteration).max_steps

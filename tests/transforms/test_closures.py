@@ -57,3 +57,21 @@ def test_a_number_in_a_closure_has_its_derivative(function, at, slope, step, acc
 def test_a_link_of_another_value_is_the_same_program():
     structures = {jax.tree.structure(of_a_link(jnp.array(c))) for c in (0.5, 1.0)}
     assert len(structures) == 1
+
+
+SIGNS = {
+    "a link": lambda noise: smi.MultiIndex(_parity, indices=2, noise=noise),
+    "a committee": lambda noise: smi.links.sign_committee(2, noise=noise),
+}
+
+
+def _parity(z):
+    return jnp.sign(z[0, 0] * z[1, 0])
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_links_of_signs_are_made_inside_jit(name):
+    """The labels of the orthants are looked up when the model is made, which jit traced."""
+    make = lambda noise: SIGNS[name](noise).channel
+    inside, outside = jax.jit(make)(0.5), make(0.5)
+    assert all(map(jnp.array_equal, jax.tree.leaves(inside), jax.tree.leaves(outside)))

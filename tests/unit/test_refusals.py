@@ -55,6 +55,10 @@ def multi(link=first, indices=1, **options):
     return smi.MultiIndex(link, indices=indices, **options)
 
 
+def stairs_of_noise(noise):
+    return smi.staircase(smi.links.linear(noise), key=KEY)
+
+
 def law(**options):
     return smi.MultiIndex(**{"indices": 1, "log_likelihood": odds} | options)
 
@@ -299,6 +303,9 @@ INFERENCE = [
     ("start", lambda: evolve(TWO, start=np.array([[0.5, 0.3], [0.0, 0.5]]))),
     ("points", lambda: evolve(averages=smi.Averages(4))),
     ("model", lambda: smi.free_entropy(SEMANTIC, 1.0, 0.5, key=KEY)),
+    (r"model: .*outside of jax\.jit", lambda: jax.jit(lambda: smi.staircase(SIGN, key=KEY))()),
+    (r"model: .*outside of jax\.jit", lambda: jax.jit(lambda: smi.first_order(SIGN, key=KEY))()),
+    (r"model: .*outside of jax\.jit", lambda: jax.vmap(stairs_of_noise)(np.ones(2))),
     ("omega", lambda: posterior(TWO, MIXED, np.zeros((1, 1)))),
     ("V", lambda: posterior(TWO, MIXED, V=np.eye(3))),
     ("V", lambda: posterior(TWO, MIXED, V=ZERO)),
