@@ -95,7 +95,9 @@ class FibreChannel(AbstractChannel):
             moments = _direct_moments(fibre.integral)
         if fibre.nested:
             moments = _without_difference(moments, root)
-        m = moments
+        m, halves = moments, moments.halves
+        if halves is not None:  # g of nested branches is flat
+            halves = (halves[0].reshape(len(omega), 2, *omega.shape[1:]), halves[1])
         return Posterior(
             m.log_mass - fibre.log_norm,
             m.g.reshape(omega.shape),
@@ -103,7 +105,7 @@ class FibreChannel(AbstractChannel):
             m.ess,
             m.error,
             m.dg_error,
-            m.halves,
+            halves,
         )
 
 
@@ -111,7 +113,7 @@ def single_suffices(budget: Budget, deviation: Array) -> Array:
     """Return True if single precision is enough for residuals of fields of this standard deviation
     given the others."""
     # rounding moves z by ε|z| and with it g by ε|z|/V: a hundredth of the tolerance is no loss
-    return 0.01 * budget.tolerance * deviation**2 >= jnp.finfo(jnp.float32).eps
+    return 0.01 * budget.tolerance * deviation**2 >= float(jnp.finfo(jnp.float32).eps)
 
 
 def _unwhiten(L: Array, tokens: int, mean: Array, covariance: Array) -> tuple[Array, Array]:

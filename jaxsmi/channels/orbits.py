@@ -85,7 +85,8 @@ class AbstractOrbit(eqx.Module):
             size = jnp.sqrt(jnp.sum(n * n, axis=0))
             n = n / size
             r = r - (n * jnp.sum(n * jnp.mean(r, axis=1), axis=0))[:, None]
-            log_weight = log_weight + 0.5 * np.log(2.0 * np.pi / M) - jnp.log(size)
+            constant = 0.5 * float(np.log(2.0 * np.pi / M))
+            log_weight = log_weight + constant - jnp.log(size)
         return r, n, log_weight - 0.5 * jnp.sum(r * r, axis=(0, 1))
 
     def height(self, x: Array) -> Array:

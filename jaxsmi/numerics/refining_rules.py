@@ -199,10 +199,10 @@ class TrapezoidRule(AbstractRule):
         radius = jnp.asarray(self.radii, theory_dtype())[level]
         count = size // 2
         row = jnp.arange((max(self.sizes) // 2) ** (self.dimension - 1))
-        step = 2 * radius / size
+        step = 2 * radius / size.astype(radius.dtype)
         square = radius**2
         for digit in self.digits(row, count):
-            square = square - ((digit + 0.5) * step - radius) ** 2
+            square = square - ((digit.astype(step.dtype) + 0.5) * step - radius) ** 2
         # columns run symmetrically about the centre (size is even): half of them are even
         per_row = jnp.floor(jnp.sqrt(jnp.maximum(square, 0.0)) / step + 0.5).astype(int)
         return jnp.cumsum(jnp.where(row < count ** (self.dimension - 1), per_row, 0))
@@ -217,13 +217,14 @@ class TrapezoidRule(AbstractRule):
         index = start + jnp.arange(count)
         size = jnp.asarray(self.sizes)[level]
         radius = jnp.asarray(self.radii, dtype)[level]
-        step = 2 * radius / size
-        row = jnp.minimum(jnp.searchsorted(rows, index, side="right"), rows.shape[0] - 1)
+        step = 2 * radius / size.astype(dtype)
+        row = jnp.searchsorted(rows, index, side="right").astype(index.dtype)
+        row = jnp.minimum(row, rows.shape[0] - 1)
         before = jnp.where(row > 0, rows[row - 1], 0)
         digits = self.digits(row, size // 2)
         first = size // 2 - (rows[row] - before)
         digits.append(first + first % 2 + 2 * (index - before))
-        t = jnp.stack([(digit + 0.5) * step - radius for digit in digits], axis=1).astype(dtype)
+        t = (jnp.stack(digits, axis=1).astype(dtype) + 0.5) * step - radius
         bits = (group >> jnp.arange(self.dimension)) & 1
         t = t * (1 - 2 * bits).astype(dtype)
         outermost = jnp.sum(t * t, axis=1) > (radius - step) ** 2

@@ -6,6 +6,7 @@ marks of missing records must not be NaN there, and no branch may compute 0/0.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -62,6 +63,14 @@ CALLS = {
     ),
     "weak recovery": lambda: smi.weak_recovery(
         smi.links.phase_retrieval(), key=KEY, averages=smi.Averages(256, 2)
+    ),
+    "weak recovery of a link on a grid": lambda: smi.weak_recovery(
+        smi.MultiIndex(lambda z: jnp.tanh(z[0, 0] ** 2), indices=1, noise=0.1),
+        key=KEY,
+        averages=smi.Averages(256, 2),
+    ),
+    "weak recovery of attention": lambda: smi.weak_recovery(
+        smi.DeepAttention(2, 2), key=KEY, averages=smi.Averages(256, 2)
     ),
     # plain SGD: Adam of optax itself does not run under strict promotion
     "training": lambda: smi.train(LINEAR, data_of(LINEAR), optax.sgd(0.01), key=KEY, steps=3),

@@ -335,3 +335,15 @@ def test_thresholds_by_both_routes(first, V, nodes, monkeypatch):
         joint = np.hypot(one.std(ddof=1) / np.sqrt(8), other.std(ddof=1) / 2)
         print(name, one.mean(), other.mean(), "joint standard error", joint)
         assert abs(one.mean() - other.mean()) <= 3 * joint + 0.01 * one.mean()
+
+
+def test_halves_of_random_nodes_have_the_shape_of_the_fields():
+    """With the last layer an integral in each node, means came back flat, and weak recovery of two
+    untied layers was an error of einsum."""
+    model = smi.DeepAttention(2, 2, tied=False, max_nodes=2**11)
+    data = model.sample(jax.random.key(0), dimension=50, alpha=0.08)
+    omega = jnp.zeros((data.samples, model.indices, model.tokens))
+    statistic = model.channel.statistic(data.labels)
+    post = model.channel.respond(statistic, omega, jnp.eye(model.indices), jax.random.key(1))
+    (g, _), (other, _) = post.factors
+    assert g.shape == other.shape == post.g.shape == omega.shape
