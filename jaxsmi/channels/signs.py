@@ -296,7 +296,7 @@ def _correlations(w: Array, V: Array) -> Array:
 
 def plackett_nodes() -> tuple[Array, Array]:
     """48 Gauss-Legendre nodes λ and weights on [0, 1], in 1 - √(1-λ): densities of two fields,
-    which grow as (1 - λρ²)^{-1/2}, are smooth there up to strong correlations."""
+    which grow as (1 - λ²ρ²)^{-1/2}, are smooth there up to strong correlations."""
     rest = jnp.asarray(0.5 - 0.5 * _PLACKETT_NODES)
     return 1.0 - rest**2, jnp.asarray(_PLACKETT_WEIGHTS) * rest
 
