@@ -300,9 +300,14 @@ class AbstractLabels(eqx.Module):
 
     @property
     def noiseless(self) -> Array:
-        """True (a boolean, traced or not) if a label fixes combinations of the fields exactly, so
-        that V may fall to 0 by a constant factor a step."""
+        """True (a boolean, traced or not) if a label fixes combinations of the fields exactly."""
         return jnp.asarray(self.noise_size == 0)
+
+    @property
+    def sharp(self) -> Array:
+        """True if V may fall to 0: labels without noise, or whose probability jumps with the fields
+        (a flipped sign), resolve the fields the more, the less of them is open."""
+        return self.noiseless
 
     @property
     def drawable(self) -> bool:

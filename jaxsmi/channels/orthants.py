@@ -88,6 +88,11 @@ class OrthantChannel(LevelsChannel):
         """Everywhere: averages of posteriors sum over the levels, with noise too."""
         return True, [True] * len(numbers_of(self)[0])
 
+    @property
+    def sharp(self) -> Array:
+        """True: noise and flips keep the jumps."""
+        return jnp.asarray(True)
+
     def levels_of(self, omega: Array, V: Array, noise: Array) -> tuple[Array, Array]:
         """The distinct values with noise, and their log-probabilities."""
         assert self.noise is not None

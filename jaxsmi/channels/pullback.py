@@ -63,6 +63,7 @@ class PullbackChannel(AbstractChannel):
     regular: ClassVar[property] = property(lambda self: self.inner.regular)
     noise_size: ClassVar[property] = property(lambda self: self.inner.noise_size)
     noiseless: ClassVar[property] = property(lambda self: self.inner.noiseless)
+    sharp: ClassVar[property] = property(lambda self: self.inner.sharp)
     drawable: ClassVar[property] = property(lambda self: self.inner.drawable)
     random_nodes: ClassVar[property] = property(lambda self: self.inner.random_nodes)
     tolerance: ClassVar[property] = property(lambda self: self.inner.tolerance)

@@ -97,6 +97,11 @@ class SignChannel(AbstractSignsChannel):
             return clean
         return jnp.where(ndtr(noise[-1]) < self.flip, -clean, clean)
 
+    @property
+    def sharp(self) -> Array:
+        """True without noise inside the sign: a flip keeps its jump."""
+        return jnp.asarray(self.noise is None)
+
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log Φ(x), or log[(1 - p) Φ(x) + p Φ(-x)], x = y ω/√(V + Δ)."""
         variance = V[0, 0] if self.noise is None else V[0, 0] + self.noise

@@ -334,7 +334,7 @@ class OverlapMap(AbstractOrderMap):
             V0=V0,
             scale=self.second_moment,
             tolerance=tolerance,
-            geometric=self.model.channel.noiseless,
+            geometric=self.model.channel.sharp,
             newton=newton,
             max_steps=max_steps,
             jumps=self.model.channel.averaging.random_nodes,

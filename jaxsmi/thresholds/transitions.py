@@ -22,7 +22,7 @@ from jaxsmi.core.arrays import frozen, missing
 from jaxsmi.core.display import Described, describe, format_estimate, number
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Iteration
-from jaxsmi.core.results import Result
+from jaxsmi.core.results import Result, choose
 from jaxsmi.core.solution import Threshold
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.evolution import potential_at
@@ -246,9 +246,9 @@ def first_order(
         information-theoretic threshold of 0 that it is optimal there: they lie below the grid. An
         algorithmic threshold of inf means that the uninformed branch still exists at the last α.
         Error bars include the last interval of the bisection. Codes: SUCCESS, MAX_STEPS (a branch
-        did not converge where both exist: raise `max_steps`, and do not rely on `kind`). Not
-        differentiable: derivatives in the
-        model's numbers are NaN.
+        did not converge where both exist: raise `max_steps`, and do not rely on `kind`), NONFINITE
+        (a branch broke on the grid: thresholds may be missed). Not differentiable: derivatives in
+        the model's numbers are NaN.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or perfect recovery under a
@@ -380,8 +380,11 @@ def _thresholds(
     # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
     basin = math.sqrt(_INFORMED_V) if diverges else 0.0
     # MAX_STEPS next to a spinodal moves no threshold: it counts inside the hysteresis only
-    converged = np.isin(np.asarray(both.results)[inside], (Result.SUCCESS, Result.RECOVERED)).all()
-    code = jnp.asarray(int(Result.SUCCESS if converged else Result.MAX_STEPS))
+    codes = np.asarray(both.results)
+    converged = bool(np.isin(codes[inside], (Result.SUCCESS, Result.RECOVERED)).all())
+    # a branch that is no number counts as absent, and would be taken for a spinodal
+    broken = bool((codes == Result.NONFINITE).any())
+    code = choose((True, Result.MAX_STEPS), (converged, Result.SUCCESS), (broken, Result.NONFINITE))
 
     def threshold(values: Array, cell: float, V: Array, basin: float) -> Threshold:
         alpha = jnp.mean(values)
