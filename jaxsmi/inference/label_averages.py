@@ -9,10 +9,11 @@ Equations here [Cui24; theory: empirical-risk, Eqs. (6) to (15)], for labels of 
     Q̂ = α E Σ_m g_m g_mᵀ,      M̂ = α E Σ_m ∂g_m/∂z*_m
     V̂ = -α E Σ_m ∂g_{m,m},     B̂ = α E Σ_m g_m E_m
 
-M̂ is the slope along the label where learner and teacher have one; finitely many labels are summed
-over, and M̂ = α E Σ_m g_m g*_mᵀ with the teacher's Bayes g* at its field; else it is Stein's
-α E Σ_m g_m (V*^{-1/2} η_m)ᵀ. By parts V̂ = (M̂ Mᵀ - α E Σ_m g_m (ω_m - B E_mᵀ)ᵀ) Q^{-1}: this
-differs from the divergence by the jumps of g in ω, which that misses (`jumps=True` takes it).
+M̂ is the slope along the label where learner and teacher have one and g does not jump; finitely
+many labels are summed over, and M̂ = α E Σ_m g_m g*_mᵀ with the teacher's Bayes g* at its field;
+else it is Stein's α E Σ_m g_m (V*^{-1/2} η_m)ᵀ. By parts
+V̂ = (M̂ Mᵀ - α E Σ_m g_m (ω_m - B E_mᵀ)ᵀ) Q^{-1}: this differs from the divergence by the jumps of g
+in ω, which that misses (`jumps=True` takes it).
 """
 
 from __future__ import annotations
@@ -168,12 +169,12 @@ class LabelAverages(eqx.Module):
         labelled = self._labelled(x)
         mean, reply, omega = labelled.mean, labelled.reply, labelled.omega
         alpha, g = self.alpha, reply.g
-        signal = self._signal(labelled)
+        signal, smooth = self._signals(labelled)
         # Stein's lemma takes the slope of g from its correlation with the fluctuation of ω
         fluctuation = omega - x.direction_overlap @ self.encoding.T
         pull = alpha * mean(jnp.einsum("npm,nqm->npq", g, fluctuation))
         half = inverse_root(x.overlap)
-        by_parts = (signal @ x.teacher_overlap.T - pull) @ half @ half
+        parts = lambda signal: (signal @ x.teacher_overlap.T - pull) @ half @ half
         divergence = -alpha * mean(jnp.einsum("npmqm->npq", reply.dg))
         outputs = jax.vmap(self.learner.network.link)(omega)
         count = labelled.weight.size
@@ -183,11 +184,12 @@ class LabelAverages(eqx.Module):
             conjugates=Conjugates(
                 noise=alpha * mean(jnp.einsum("npm,nqm->npq", g, g)),
                 signal=signal,
-                precision=symmetric(jnp.where(self.use_parts, by_parts, divergence)),
+                precision=symmetric(jnp.where(self.use_parts, parts(signal), divergence)),
                 direction=alpha * mean(jnp.einsum("npm,mk->npk", g, self.encoding)),
             ),
             divergence=divergence,
-            by_parts=by_parts,
+            # any form of M̂ shows jumps, the one with the least noise best
+            by_parts=parts(smooth),
             train_loss=mean(reply.loss),
             test_loss=mean(self.learner.test_loss(outputs, labelled.labels)),
             error=self._error(labelled, outputs),
@@ -198,19 +200,22 @@ class LabelAverages(eqx.Module):
             residual=jnp.max(reply.error),
         )
 
-    def _signal(self, labelled: _Labelled) -> Array:
-        """M̂ (R, P, P*), by the estimate with the least noise."""
+    def _signals(self, labelled: _Labelled) -> tuple[Array, Array]:
+        """M̂ (R, P, P*), and by the estimate with the least noise, which g must not jump for."""
         reply = labelled.reply
         by_score = jnp.einsum("npm,nqm->npq", reply.g, labelled.score)
         by_score = self.alpha * labelled.mean(by_score)
         channel = self.model.channel
         if channel.outcomes is not None or not self.learner.regularity.label_slope:
-            return by_score
+            return by_score, by_score
         # the score divides by V*^{1/2}: its average is all noise where V* vanishes
         slope = self.alpha * labelled.mean(reply.label_derivative)
         # labels that jump with the fields have no slope, though their average has
         moves = channel.pathwise
-        return slope if moves is True else jnp.where(moves, slope, by_score)
+        smooth = slope if moves is True else jnp.where(moves, slope, by_score)
+        # a g that jumps has more than its slope, along the label as in ω
+        jumps = self.learner.regularity.jumps
+        return jnp.where(self.use_parts, by_score, smooth) if jumps else smooth, smooth
 
     def _error(self, labelled: _Labelled, outputs: Array) -> Array:
         """E ‖link(ω) - link*(z*)‖² (R,), of finitely many labels E ‖link(ω) - y‖² with their noise;

@@ -168,7 +168,7 @@ class Erm(AbstractIndexLearner):
     def regularity(self) -> Regularity:
         """Kinks where the proximal point is a formula; jumps where the loss is not convex."""
         kinks, convex = self.prox is not None, bool(self.convex)
-        return Regularity(kinks, jumps=not (convex or kinks), convex=convex)
+        return Regularity(kinks, jumps=not convex, convex=convex)
 
     def risk(self, weights: ArrayLike, data: Dataset) -> Array:
         r"""Return R(W)/D on a data set: the number that descent, message passing and theory share.
@@ -406,23 +406,22 @@ def _loss_at_probes(
     slope = jax.vmap(jax.grad(loss, argnums=1))
     gradients = slope(labels, fields)
     changes = jnp.any(gradients != 0.0)
-    # the user vouches for a proximal point, and kinks have no second derivative to examine
-    true = jnp.ones((), bool)
+    # between two fields the slope of a convex loss does not fall, with kinks or without
+    others = [(other, slope(labels, other)) for other in (fields[::-1], -fields)]
+    along = [jnp.sum((gradients - g) * (fields - z), axis=(1, 2)) for z, g in others]
+    lowest = jnp.min(jnp.stack(along))
+    # kinks have no second derivative to examine: the user vouches for the proximal point
     if by_formula:
-        return _LossProperties(finite, changes, smooth=true, convex=true)
+        convex = lowest >= -1e-9 * jnp.max(jnp.abs(gradients))
+        return _LossProperties(finite, changes, smooth=jnp.ones((), bool), convex=convex)
     curvature = jax.vmap(jax.hessian(loss, argnums=1))(labels, fields)
     curvature = curvature.reshape(len(fields), fields[0].size, fields[0].size)
     # one gradient at all fields is a straight loss, a kinked one has several
-    others = [(other, slope(labels, other)) for other in (fields[::-1], -fields)]
     straight = jnp.allclose(gradients, others[0][1])
     smooth = jnp.all(jnp.isfinite(curvature)) & (jnp.any(curvature != 0.0) | straight)
     size = jnp.max(jnp.abs(curvature))
-    # no Hessian sees a kink, as of |z|: along a line between two fields the slope must not fall
-    falls = [
-        jnp.sum((gradients - g) * (fields - other), axis=(1, 2)) < -1e-9 * size
-        for other, g in others
-    ]
     # the eigensolver of a NaN may not end
     known = jnp.where(jnp.isfinite(curvature), curvature, 0.0)
-    convex = (jnp.min(jnp.linalg.eigvalsh(known)) >= -1e-9 * size) & ~jnp.any(jnp.stack(falls))
+    # no Hessian sees a kink, as of |z|
+    convex = jnp.minimum(jnp.min(jnp.linalg.eigvalsh(known)), lowest) >= -1e-9 * size
     return _LossProperties(finite, changes, smooth, convex)
