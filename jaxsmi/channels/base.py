@@ -24,7 +24,6 @@ those of each net; the spread of independent `nets` is the statistical error.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from typing import ClassVar
 
 import equinox as eqx
@@ -263,14 +262,6 @@ class AbstractLabels(eqx.Module):
     def unsupported_reason(self) -> str | None:
         """One sentence, with the remedy, on why there is no posterior; None if there is one."""
         return None
-
-    def noisy(self, noises: Array) -> Sequence[AbstractChannel]:
-        """Return the same link with Gaussian label noise of these variances (K,), for the limit of
-        vanishing noise; raise a ValueError if there is no such limit."""
-        del noises
-        raise ValueError(
-            "noises: got noises for a channel that already has a posterior; allowed: None."
-        )
 
     @property
     def constraints(self) -> int | Array | None:

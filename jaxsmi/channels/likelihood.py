@@ -11,7 +11,7 @@ through `numerics.refining.self_refining_moments`, which reports its error.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -21,7 +21,14 @@ from jax import lax
 from jax.scipy.special import ndtr
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel, Key, Posterior, check_label_shape, check_outcomes
+from jaxsmi.channels.base import (
+    AbstractChannel,
+    AbstractLabels,
+    Key,
+    Posterior,
+    check_label_shape,
+    check_outcomes,
+)
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.jumps import continuous, kinked, steady
 from jaxsmi.core.arrays import positive_root
@@ -156,6 +163,11 @@ class IntegratedChannel(FibreChannel):
         outcomes, which may jump."""
         law = self._as_smooth
         return jnp.asarray(True) if law is None else ~continuous(law, self.indices, self.tokens)
+
+    @property
+    def sharp(self) -> Array:
+        """True if p(y|z) is known to jump with z."""
+        return jnp.asarray(self._as_smooth is not None) & self.jumps
 
     @property
     def kinked(self) -> Array:
@@ -324,17 +336,6 @@ class NoInference(AbstractChannel):
             f"sampled and trained, not inferred. Allowed: {self.remedy}{continued}."
         )
 
-    def noisy(self, noises: Array) -> Sequence[AbstractChannel]:
-        """Return the same link with label noise, integrated numerically; raise a ValueError for
-        links that jump."""
-        if self.budget is None:
-            raise ValueError(f"noises: got noises for {self.name}; allowed: None. {self.remedy}.")
-        allowed = f"None for {self.name}: its labels jump, and have no limit to extrapolate"
-        # the posterior of a jump has no expansion in small noise
-        check(self.pathwise, "noises", noises, allowed)
-        sizes = (self.indices, self.tokens, self.budget, self.law)
-        return [IntegratedChannel(*sizes, noise) for noise in noises]
-
     def link(self, fields: Array) -> Array:
         """Return the noiseless label."""
         return self.law(fields)
@@ -350,3 +351,19 @@ class NoInference(AbstractChannel):
     def tolerance(self) -> Array:
         """Always raises: there is no posterior."""
         raise ValueError(self.unsupported_reason)
+
+
+def noisy(labels: AbstractLabels, noises: Array) -> list[IntegratedChannel]:
+    """Return the same link with Gaussian label noise of these variances (K,), integrated
+    numerically, for the limit of vanishing noise; raise a ValueError if there is no such limit."""
+    if not isinstance(labels, NoInference):
+        raise ValueError(
+            "noises: got noises for a channel that already has a posterior; allowed: None."
+        )
+    if labels.budget is None:
+        raise ValueError(f"noises: got noises for {labels.name}; allowed: None. {labels.remedy}.")
+    allowed = f"None for {labels.name}: its labels jump, and have no limit to extrapolate"
+    # the posterior of a jump has no expansion in small noise
+    check(labels.pathwise, "noises", noises, allowed)
+    sizes = (labels.indices, labels.tokens, labels.budget, labels.law)
+    return [IntegratedChannel(*sizes, noise) for noise in noises]

@@ -87,6 +87,11 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         return jnp.asarray(True) if self.noise is None else self.noise == 0.0
 
     @property
+    def sharp(self) -> Array:
+        """Also with noise, where the link jumps."""
+        return self.noiseless | ~continuous(self.link, 1, self.tokens)
+
+    @property
     def pathwise(self) -> bool | Array:
         """True if the pieces meet, and no label without noise has a piece more or less than one
         next to it; flat pieces alone jump, and are summed over where known."""

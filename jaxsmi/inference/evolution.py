@@ -33,6 +33,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Response
+from jaxsmi.channels.likelihood import noisy
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, frozen, missing, symmetric, theory_dtype
 from jaxsmi.core.options import Averages, Bayes, Iteration, Start
@@ -260,9 +261,9 @@ def noiseless_limit(
     check(model.design.has_rows, "noises", f"noises for {title(model)}", "None for this model")
     solutions: list[Solution] = []
     nets: list[Array] = []
-    for channel in model.channel.noisy(steps):
-        noisy = eqx.tree_at(lambda m: m.channel, model, channel)
-        problem, V0 = OverlapMap.of(Arguments(noisy, alpha, key, start, averages))
+    for channel in noisy(model.channel, steps):
+        with_noise = eqx.tree_at(lambda m: m.channel, model, channel)
+        problem, V0 = OverlapMap.of(Arguments(with_noise, alpha, key, start, averages))
         solutions.append(solve((problem, V0), iteration, progress))
         nets.append(_replicas(problem, solutions[-1].covariance))
     V = limit(steps, jnp.stack(nets, axis=1))

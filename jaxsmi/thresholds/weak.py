@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import Posterior, weighted_posteriors
+from jaxsmi.channels.likelihood import noisy
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny, missing, symmetric
 from jaxsmi.core.options import Averages
@@ -245,7 +246,7 @@ def weak_recovery(
         steps = ladder("noises", noises)
         check(model.design.has_rows, "noises", noises, "None for a matrix model")
         # only numbers of the channel differ: one compilation for all noises
-        channels = model.channel.noisy(steps)
+        channels = noisy(model.channel, steps)
         models = [eqx.tree_at(lambda m: m.channel, model, channel) for channel in channels]
     valid = check_model(models[0]) & validate.valid((models[-1], steps))
     growths = [_growth(m, key, power_of_two(points_per_net), nets) for m in models]

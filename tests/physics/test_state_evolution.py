@@ -249,6 +249,16 @@ def test_binary_perceptron_first_order_transition():
 
 
 @SLOW
+def test_labels_that_jump_recover_binary_weights_with_noise():
+    """Their Fisher information about the fields is infinite, whatever is added to the sign."""
+    binary = {"indices": 1, "prior": smi.priors.Rademacher()}
+    for law in (jnp.sign, lambda z: jnp.tanh(3.0 * z)):
+        model = smi.MultiIndex(lambda z, law=law: law(z[0, 0]), noise=0.1, **binary)
+        end = evolve(model, 1.4, points=2**10, start=0.99)
+        assert (result(end) == Result.RECOVERED) == (law is jnp.sign)
+
+
+@SLOW
 def test_informed_and_uninformed_starts_meet_where_the_transition_is_continuous():
     """One key, one map: both starts end at one fixed point, to the tolerance of the solver and not
     only statistically."""
