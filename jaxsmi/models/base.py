@@ -207,6 +207,11 @@ class AbstractModel(eqx.Module):
         samples = max(round(float(alpha) * design.entries(dimension)), 1)
         # JAX indexes with 32 bits
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
+        shape = design.input_shape(dimension)
+        if store:
+            allowed = f"one with inputs of at most 2^40 numbers, {samples} x {shape} are more; or "
+            allowed += "store=False"
+            check(samples * shape[0] * shape[1] <= 2**40, "dimension", dimension, allowed)
         design.check_directions(directions)
         design.warn_of_rounding(dimension, samples, float(alpha))
         teacher_key, input_key, noise_key, direction_key = streams(key)
@@ -217,7 +222,6 @@ class AbstractModel(eqx.Module):
         # regenerated inputs are drawn at each pass: float32 needs half of the random bits, and
         # sums over blocks are float64
         usual = theory_dtype() if store else jnp.float32
-        shape = design.input_shape(dimension)
         x = design.draw_inputs(input_key, samples, shape, dtype or usual, store=store, law=law)
         # the mean is added last: inputs and their fluctuations are those of the same key without it
         if around is not None:

@@ -75,6 +75,7 @@ class Grid:
         axes = {} if parameters is None else parameters
         validate.instance("parameters", axes, Mapping, "values by name")
         self.axes = {name: _axis(name, values) for name, values in axes.items()}
+        _check_names(build, list(self.axes))
         self.seeds: list[int] = _seeds(seeds)
         known = solver in SOLVERS if isinstance(solver, str) else callable(solver)
         check(known, "solver", solver, f"one of {tuple(SOLVERS)}, or a function")
@@ -164,6 +165,20 @@ def _axis(name: str, values: Sequence[Any]) -> list[Any]:
     distinct = {f"{value!r} {parameters_of(value, np.inf)}" for value in axis}
     check(len(distinct) == len(axis), f"parameters[{name!r}]", values, allowed)
     return axis
+
+
+def _check_names(build: Callable[..., AbstractModel], names: list[str]) -> None:
+    """Refuse parameters that `build` does not take, and some that it needs."""
+    try:
+        signature = inspect.signature(build)
+    except ValueError:  # of some functions written in C it is not known
+        return
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError:
+        own = ", ".join(signature.parameters) or "none"
+        given = ", ".join(names) or "none"
+        check(False, "parameters", given, f"the arguments of build: {own}")
 
 
 def _seeds(seeds: int | Sequence[int]) -> list[int]:

@@ -77,6 +77,9 @@ def sweep(
         An xarray.Dataset over (parameters.., seed, alpha): the fields of a `Solution`, of runs the
         cosine, and the `message` of points that failed, with provenance.
 
+    Warns:
+        UserWarning: That points failed, with the first message.
+
     Raises:
         ValueError: For a wrong argument or setting, before anything is solved; for a folder that
             holds another sweep.
@@ -97,6 +100,10 @@ def sweep(
     results = solve_grid(grid, out, scheduler, progress)
     if out is not None:
         save(results, pathlib.Path(out) / "sweep.nc")
+    failed = results.message.values[results.message.values != ""]
+    if failed.size:
+        first = f"{failed.size} of {results.message.size} points failed, and are NaN: {failed[0]}"
+        warnings.warn(f"{first} (all: .message of the result)", stacklevel=2)
     return results
 
 

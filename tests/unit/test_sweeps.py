@@ -117,7 +117,8 @@ def test_nothing_is_unpickled_from_a_folder(tmp_path, monkeypatch):
 
 
 def test_a_bad_point_is_a_code_and_a_message():
-    found = smi.sweep(linear, ALPHAS, {"noise": [0.5, -1.0]})
+    with pytest.warns(UserWarning, match="3 of 6 points failed.*noise: got -1.0"):
+        found = smi.sweep(linear, ALPHAS, {"noise": [0.5, -1.0]})
     good, bad = found.sel(noise=0.5), found.sel(noise=-1.0)
     assert (good.result.values == Result.SUCCESS).all()
     assert (bad.result.values == Result.INVALID).all()
@@ -129,7 +130,8 @@ def test_a_bad_point_is_a_code_and_a_message():
             raise RuntimeError("no luck")
         return evolve(model, alpha, key, previous)
 
-    found = smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=faulty)
+    with pytest.warns(UserWarning, match="1 of 3 points failed.*no luck"):
+        found = smi.sweep(linear, ALPHAS, {"noise": [0.5]}, solver=faulty)
     codes = [Result.SUCCESS, Result.INVALID, Result.SUCCESS]
     np.testing.assert_array_equal(found.result.values.ravel(), codes)
     assert "no luck" in str(found.message.sel(alpha=1.0).values.item())

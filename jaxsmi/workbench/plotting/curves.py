@@ -33,6 +33,7 @@ _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 _REACHED = (Result.SUCCESS, Result.RECOVERED, Result.UNSTABLE)
 _STEP, _SOLVER_STEP = "iteration", "accelerated step"
 _ALPHA = r"sample complexity $\alpha$"
+_OVERLAP = r"overlap $Q/\rho$"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _THRESHOLD = "threshold"  # marks their lines
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
@@ -95,7 +96,7 @@ def overlap_against_alpha(
             alpha, overlap, _ = np.array([_point(solution, p) for solution in runs]).T
             ax.plot(alpha, overlap, **_look(name, "GAMP", call) | markers(p, p + 2 * call))
     squared = any(isinstance(solution, LearnerSolution) for solution in (*curve, *runs))
-    ordinate = "squared cosine" if squared else r"overlap $Q/\rho$"
+    ordinate = "squared cosine" if squared else _OVERLAP
     return _finish(ax, 2 * legend, xlabel=_ALPHA, ylabel=ordinate, ylim=_UNIT)
 
 
@@ -481,7 +482,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
             ax.plot(rows.alpha, rows[k], marker=".", color=tint, label=label)
             low, high = rows[k] - 2.0 * errors[k], rows[k] + 2.0 * errors[k]
             drawing.band(ax, rows.alpha, low, high, tint, within=(0.0, np.inf))
-        ax.set(xlabel=r"$\alpha$", title=f"index {p + 1}" if count > 1 else "")
-    panels[0].set_ylabel("overlap / second moment")
+        ax.set(xlabel=_ALPHA, title=f"index {p + 1}" if count > 1 else "")
+    panels[0].set_ylabel(_OVERLAP)
     drawing.legend(panels[0])
     return figure
