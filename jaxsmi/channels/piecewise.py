@@ -137,6 +137,18 @@ class PiecewiseLinearChannel(ClosedFormChannel):
             return self.link(fields)
         return self.link(fields) + positive_root(self.noise) * noise.reshape(self.label_shape)
 
+    def proximal_point(self, label: Array, omega: Array, V: Array) -> Array:
+        """Return argmin_z ½ ‖link(z) - y‖² + ½ ‖z - ω‖²/V: for each token the best piece."""
+        a, b, v = self.slopes, self.offsets, V[0, 0]
+        low, high = self._ends()
+        high = jnp.nextafter(high, low)  # a knot belongs to the piece above
+
+        def one(y: Array, w: Array) -> Array:
+            z = jnp.clip((w + v * a * (y - b)) / (1.0 + v * a**2), low, high)
+            return z[jnp.argmin((a * z + b - y) ** 2 + (z - w) ** 2 / v)]
+
+        return jax.vmap(one)(label.reshape(-1), omega[0])[None]
+
     def check_labels(self, labels: Array) -> None:
         """Check that labels are finite, and in the range of a link without noise."""
         check_label_shape(labels, self.label_shape)

@@ -25,6 +25,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels import proximal
 from jaxsmi.channels.base import AbstractLabels, Posterior, check_outcomes
+from jaxsmi.channels.piecewise import ModulusChannel, PiecewiseLinearChannel
 from jaxsmi.channels.proximal import ProximalOutput
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import (
@@ -117,8 +118,9 @@ class Erm(AbstractIndexLearner):
         loss: ℓ(prediction, label), any JAX function to one number. Default ½ ‖ŷ - y‖².
         ridge: λ >= 0, or (D,), λ_i of each column of W, in the order of the coordinates. Default
             0.1.
-        prox: prox(y, ω, V) -> z (P, M), the proximal point in closed form, for losses with kinks;
-            `losses.hinge` of a linear student has its own.
+        prox: prox(y, ω, V) -> z (P, M), the proximal point in closed form, for losses with kinks.
+            The hinge and Huber's loss of a linear student, and the default loss of a student of
+            straight pieces (`smi.links.relu`), have their own.
         starts: starts(y, ω) -> fields (K, P, M) at which the search for the proximal point begins.
             Default: ω, -ω and four random ones; for a convex loss ω alone.
         convex: Whether ℓ(link(z), y) is convex in the fields z. Default None: examined at random
@@ -211,12 +213,8 @@ class Erm(AbstractIndexLearner):
         learner = dataclasses.replace(self, student=student)
         if self.ridge.ndim:
             check_columns("ridge", self.ridge, self.ridge.size, model)
-        # the kink of the hinge has no second derivative: its proximal point is a formula
-        hinge = bool(eqx.tree_equal(self.loss, as_module(losses.hinge)))
-        if self.prox is None and hinge and _is_identity(student):
-            learner = dataclasses.replace(learner, prox=proximal.hinge_point)
-        elif self.prox is None and isinstance(self.loss, losses.Residual) and _is_identity(student):
-            learner = dataclasses.replace(learner, prox=self.loss.point)
+        if self.prox is None:
+            learner = dataclasses.replace(learner, prox=_formula(self.loss, student))
         # a traced loss cannot be examined: it counts as not convex unless the user says so
         if concrete((self.loss, student.channel, model.channel)):  # ridge and priors may be traced
             with jax.ensure_compile_time_eval():
@@ -344,6 +342,22 @@ def _is_identity(student: IndexModel) -> bool:
         return False
     fields = _probes((1, 1), 0)
     return bool(jnp.all(jax.vmap(student.link)(fields).ravel() == fields.ravel()))
+
+
+def _formula(loss: Callable[[Array, Array], Array], student: IndexModel) -> Prox | None:
+    """The proximal point as a formula, if one is known: of losses and links with kinks."""
+    is_loss = lambda other: bool(eqx.tree_equal(loss, as_module(other)))
+    if is_loss(losses.hinge) and _is_identity(student):
+        return proximal.hinge_point
+    if isinstance(loss, losses.Residual) and _is_identity(student):
+        return loss.point
+    link = student.channel
+    if isinstance(link, ModulusChannel) and link.squared:
+        return None
+    # a line has no kink, and a loss as smooth as the search wants
+    if isinstance(link, PiecewiseLinearChannel) and len(link.flat) > 1 and is_loss(losses.squared):
+        return link.proximal_point
+    return None
 
 
 def _examine_loss(learner: Erm, model: IndexModel) -> bool:

@@ -528,12 +528,27 @@ def test_a_proximal_point_that_jumps(alpha):
     agree = lambda value, exact, error: np.testing.assert_allclose(
         jnp.ravel(value), exact, atol=3.0 * float(jnp.ravel(error)[0]) + 2e-3
     )
-    learner = smi.Erm(ridge=1.0, prox=relu_point)
+    learner = smi.Erm(ridge=1.0)
     solution = smi.state_evolution(smi.links.relu(0.1), alpha, key=KEY, learner=learner)
     q, m = relu_by_quadrature(alpha, 0.1, 1.0)
     agree(solution.overlap, q, solution.stderr)
     agree(solution.cosine, m / np.sqrt(q), solution.stderrs["cosine"])
     assert float(solution.stderrs["cosine"][0]) < 4e-3
+
+
+@pytest.mark.parametrize("link", ["relu", "hard_tanh", "absolute"])
+def test_links_of_straight_pieces_bring_their_proximal_point(link):
+    """Against the lowest value on a fine grid."""
+    learner = smi.Erm().bind(getattr(smi.links, link)(0.1))
+    y, omega, v = np.random.default_rng(0).normal(size=(3, 200))
+    V = 0.1 + v**2
+    cost = lambda z, y, w, V: learner.sample_loss(y, z[None, None]) + (z - w) ** 2 / (2.0 * V)
+    point = lambda y, w, V: learner.prox(y, w[None, None], V[None, None])[0, 0]
+    found = jax.vmap(lambda *a: cost(point(*a), *a))(y, omega, V)
+    grid = jnp.linspace(-8.0, 8.0, 4001)
+    lowest = jax.vmap(lambda *a: jnp.min(jax.vmap(lambda z: cost(z, *a))(grid)))(y, omega, V)
+    assert np.all(found <= lowest + 1e-12)
+    assert np.all(found >= lowest - 1e-4)  # of the grid: spacing² (1 + 1/V)
 
 
 def test_a_formula_for_the_proximal_point_does_not_make_a_loss_convex():

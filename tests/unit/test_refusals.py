@@ -254,7 +254,7 @@ PRIORS = [
     ("scales", lambda: GaussianMixture([1.0], [1.0], [-0.1])),
     ("dimension", lambda: smi.priors.GaussianProfile([1.0, 2.0]).sample(KEY, 1, 3)),
     ("dimension: got 1000000; .*2.40", lambda: SIGN.sample(KEY, dimension=10**6, alpha=2.0)),
-    ("parameters: got .noize.; .*noise", lambda: smi.sweep(smi.links.linear, [1.0], {"noize": [1]})),
+    ("parameters: got .mass.; .*noise", lambda: smi.sweep(smi.links.linear, [1.0], {"mass": [1]})),
     (
         "model",
         lambda: smi.weak_recovery(
