@@ -172,6 +172,8 @@ MODELS: dict[str, str] = {
     **_LINKS,
 }
 _MATRICES = ("attention-indexed", "bilinear")
+# those that need no number
+_PRIORS = {"gaussian": "priors.iid:Gaussian", "rademacher": "priors.discrete:Rademacher"}
 
 # Values of arguments that have no default in Python: README's demo, and sizes that take a minute.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -191,6 +193,7 @@ _RECORDS = {
     "Monitor": "descent.options:Monitor",
 }
 _MODEL_TYPES = {"AbstractModel", "IndexModel", "AbstractTeacher", "AbstractFlowTeacher"}
+_PRIOR_TYPES = {"Prior", "AbstractIidPrior"}
 _REQUIRED = {"model", "data", "optimizer"}  # made of presets where no flag asks for them
 _FROM_COMMON = ("key", "out", "progress")  # set by --seed, --out, --quiet
 
@@ -280,6 +283,8 @@ def _word_type(argument: Argument) -> Any:
         return Literal[tuple(public_functions("learners.losses"))]
     if argument.name == "student" and names & _MODEL_TYPES:
         return Literal[tuple(_LINKS)]
+    if argument.name == "prior" and names & _PRIOR_TYPES:
+        return Literal[tuple(_PRIORS)]
     if "bool" in names or "Path" in names:
         return bool if "bool" in names else pathlib.Path
     kind: Any = int if "int" in names else None
@@ -358,7 +363,14 @@ def _value(flag: Flag, value: Any) -> Any:
     # the name of a loss of the package, not a setting that is a word itself
     if flag.path[-1] == "loss" and flag.kind is not str:
         return load(f"learners.losses:{value}")
-    return value
+    return _prior(value) if flag.path[-1] == "prior" else value
+
+
+def _prior(name: str) -> Any:
+    from jaxsmi.core.validate import check
+
+    check(name in _PRIORS, "prior", name, f"one of {', '.join(_PRIORS)}")
+    return load(_PRIORS[name])()
 
 
 def make_model(name: str, **parameters: Any) -> Any:
@@ -374,7 +386,8 @@ def make_model(name: str, **parameters: Any) -> Any:
     check_names("[parameters] ", parameters, names)
     # α and the dimension are those of the command
     presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
-    return load(MODELS[name])(**presets | parameters)
+    priors = {key: _prior(x) for key, x in parameters.items() if key == "prior"}
+    return load(MODELS[name])(**presets | parameters | priors)
 
 
 def check_names(place: str, given: Iterable[str], allowed: Sequence[str]) -> None:

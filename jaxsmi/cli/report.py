@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -88,6 +89,11 @@ def execute(words: CommandLine) -> int:
     try:
         for done in _reports(words):  # noqa: B007  (the last one is the result)
             pass
+    except (ValueError, FileNotFoundError):
+        if words.common.get("out") is not None:
+            with contextlib.suppress(OSError):  # it holds files
+                words.common["out"].rmdir()
+        raise
     except KeyboardInterrupt as interrupt:
         said = str(interrupt) or _finish_part(words, done)
         print(f"jaxsmi {words.name}: {said}", file=sys.stderr)

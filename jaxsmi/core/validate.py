@@ -365,7 +365,7 @@ def _shown(value: Any) -> str:
         # eight numbers still fit on a line of a message
         if not concrete(value) or value.size > 8:
             return f"an array of shape {value.shape}{_range(value)}"
-        return repr(value)
+        return repr(value if value.ndim else value.item())
     # one line: the repr of a data set has several
     words = " ".join(repr(value).split())
     return words if len(words) <= 120 else f"{words[:60]}.. ({type(value).__name__})"

@@ -160,6 +160,15 @@ def test_state_evolution_prints_one_json_object(capsys):
 
 
 @pytest.mark.slow
+def test_a_prior_is_named(capsys):
+    assert main(["state-evolution", "sign", "--prior", "rademacher", "--alpha", "1.6"]) == 0
+    assert "RECOVERED" in capsys.readouterr().out
+    assert flags.make_model("sign", prior="rademacher").prior.traits.discrete
+    with pytest.raises(ValueError, match="prior: got 'rade'; allowed: one of gaussian, rademacher"):
+        flags.make_model("sign", prior="rade")
+
+
+@pytest.mark.slow
 def test_a_run_agrees_with_theory_and_is_the_same_again(capsys):
     found = json.loads(call(capsys, *GAMP, "--json")[1])
     # cos² fluctuates by about 2 √((1-q)/D) = 0.07 (q = 0.72); three of those
@@ -275,10 +284,11 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
 def test_a_wrong_entry_of_a_file_is_named(capsys, tmp_path, old, new, said):
     grid = tmp_path / "grid.toml"
     grid.write_text(GRID.replace(old, new))
-    code, out, err = call(capsys, "sweep", grid)
+    code, out, err = call(capsys, "sweep", grid, "--out", tmp_path / "results")
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_missing_file_is_named(capsys):
