@@ -61,7 +61,7 @@ def started(*words):
         (["gamp", "--alpha", "1"], "A model is needed: deep-attention, "),
         (["sgd", "--alpha", "1"], "A command is needed: flow, "),
         (["gamp", "sgn"], 'Unknown model "sgn". Did you mean "sign"? Available models: '),
-        (["gamp", "sign", "--prior", "x"], "gamp sign: --prior takes an object: use Python."),
+        (["gamp", "sign", "--learner", "x"], "gamp sign: --learner takes an object: use Python."),
         (["gamp", "deep-attention", "--link", "x"], "There is no flag --link here. (see"),
         (["gmp", "sign"], 'Did you mean "gamp"?'),
         (["gamp", "deep-atention"], 'Did you mean "deep-attention"?'),
@@ -268,7 +268,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
     [
         ('"linear"', '"linnear"', "grid.toml: model: got 'linnear'; allowed: one of deep-att"),
         ("noise =", "nose =", "grid.toml: [parameters] nose is unknown: did you mean noise?"),
-        ("noise =", "width =", "grid.toml: [parameters] width is unknown; allowed: noise, tokens."),
+        ("noise =", "width =", "[parameters] width is unknown; allowed: noise, tokens, prior."),
         ("alpha =", "solvr = 'gamp'\nalpha =", "grid.toml: solvr is unknown: did you mean solver?"),
         ("alpha =", "solver = 'x'\nalpha =", "solver: got 'x'; allowed: one of state-evolution, g"),
         ("alpha =", "seeds =", "grid.toml: missing: alpha."), ("0.1", "'a'", "toml: noise: got"),
