@@ -258,7 +258,8 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     low = xp.all(xp.linalg.eigvalsh(Q) > -rounding * size)
     # not strict: Q may be S up to rounding, which perfect recovery reaches
     high = xp.all(xp.linalg.eigvalsh(S - Q) > (0.0 if strict else -1e-9 * size))
-    bounds = "0 ⪯ Q, and Q below the second moment of the prior"
+    bounds = "0 ⪯ Q, and Q below the second moment S of the prior (perfect recovery, Q = S, is a "
+    bounds += "limit: 1 - 1e-8 is next to it)"
     check(low & high, name, value, bounds if strict else "0 ⪯ Q ⪯ second moment")
     return nan_unless(jnp.asarray(Q), finite, even, low, high)
 

@@ -389,7 +389,8 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     looked = _loss_at_probes(learner.loss, channel, labels, fields, by_formula)
     check(looked.finite, "loss", "one that is not finite", allowed)
     allowed = (
-        "a loss that changes with the fields (for labels ±1 take the student smi.links.linear())"
+        "a loss whose gradient is not zero: for labels ±1 the student smi.links.linear() with "
+        "smi.losses.logistic (smi.losses.misclassification is for generalization_error)"
     )
     check(looked.changes, "loss", "one whose gradient is zero everywhere", allowed)
     allowed = "a loss that is twice differentiable, or one with its proximal point, prox="
