@@ -370,9 +370,7 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     """
     student = learner.network
     noise = _probes((model.channel.noise_size,), 2)
-    # compiled as one program: alone, each operation would be one
-    labels_of = eqx.filter_jit(lambda channel, z, noise: jax.vmap(channel.label)(z, noise))
-    labels = labels_of(model.channel, _probes((model.indices, model.channel.tokens), 1), noise)
+    labels = _labels_of(model.channel, _probes((model.indices, model.channel.tokens), 1), noise)
     # twice as wide: kinks beyond one standard deviation are seen, too
     fields = 2.0 * _probes((student.indices, student.tokens), 0)
     loss = learner.sample_loss
@@ -396,6 +394,11 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     allowed = "a loss that is twice differentiable, or one with its proximal point, prox="
     check(looked.smooth, "loss", "one without a second derivative", allowed)
     return bool(looked.convex)
+
+
+@eqx.filter_jit  # alone, each operation would be a program
+def _labels_of(channel: AbstractLabels, fields: Array, noise: Array) -> Array:
+    return jax.vmap(channel.label)(fields, noise)
 
 
 class _LossProperties(NamedTuple):
