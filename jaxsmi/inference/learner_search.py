@@ -111,7 +111,8 @@ def global_minimum(
     """
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
-    iteration = Iteration(max_steps=100) if iteration is None else iteration
+    averages = Averages.of(averages)
+    iteration = Iteration.of(Iteration(max_steps=100) if iteration is None else iteration)
     validate.optional(validate.flag, "progress", progress)
     allowed = f"names among {_NAMES}, or solutions of state_evolution with a learner"
     starts = validate.sequence("starts", starts, allowed)
@@ -303,7 +304,7 @@ def search_learner(
     """
     alpha = validate.number("alpha", alpha, validate.POSITIVE)
     key = validate.key("key", key)
-    iteration = Iteration.of(iteration)
+    averages, iteration = Averages.of(averages), Iteration.of(iteration)
     validate.function("build", build, _BUILD)
     allowed = "a tree of real numbers"
     first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)

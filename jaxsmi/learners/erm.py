@@ -90,6 +90,8 @@ def _as_bounds(bounds: tuple[ArrayLike, ArrayLike] | None) -> Array | None:
     if bounds is None:
         return None
     allowed = "two numbers, low < high, of which one may be infinite"
+    words = jnp.issubdtype(getattr(bounds, "dtype", float), jnp.unsignedinteger)  # of an old key
+    check(not words, "bounds", bounds, allowed)
     ends = validate.array("bounds", bounds, allowed, shape=(2,), interval=_ENDS)
     fits = (ends[0] < ends[1]) & (ends[0] < jnp.inf) & (ends[1] > -jnp.inf)
     check(fits, "bounds", bounds, allowed)

@@ -51,7 +51,8 @@ class DeepAttention(IndexModel):
 
     Rows of W: layer by layer, in a layer head by head, in a head the query's rows, then the key's
     if untied. The exact channel needs no noise and, in the last layer, one head, tied and of rank
-    one or two, or untied and of rank one; the other layers may be any. With noise the
+    one or two, or untied and of rank one; the other layers may be any (two untied layers take
+    seconds a sample, and may miss the tolerance: theory of them is out of reach). With noise the
     channel integrates over all fields. Everything else can be sampled and trained;
     `noiseless_limit` and `weak_recovery(noises=..)` extrapolate to zero noise, and `gamp` raises a
     ValueError. Hardmax can only be sampled: train a softmax student on its data.

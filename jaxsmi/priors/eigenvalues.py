@@ -125,7 +125,8 @@ def Spectrum(eigenvalues: ArrayLike, weights: ArrayLike | None = None) -> Spectr
     check(values.ndim == 1 and values.size > 1, "eigenvalues", eigenvalues, allowed)
     share = jnp.ones_like(values) if weights is None else weights
     share = validate.array("weights", share, f"positive numbers {values.shape}", interval=POSITIVE)
-    check(share.shape == values.shape, "weights", weights, f"positive numbers {values.shape}")
+    shapes = f"shapes {values.shape} and {share.shape}"
+    check(share.shape == values.shape, "eigenvalues, weights", shapes, "arrays of one length")
     share = share / jnp.sum(share)
     variance = jnp.sum(share * (values - jnp.sum(share * values)) ** 2)
     check(variance > 0.0, "eigenvalues", eigenvalues, allowed)

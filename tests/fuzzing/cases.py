@@ -314,7 +314,7 @@ STARTS = {"start": ("M", "Q", "teacher", "overlaps")}
 case(SGD.flow, MODEL | {"start": PAIR, "times": [0.5]}, STARTS, start="object")
 case(SGD.flow, {"model": SEQUENCE, "start": 0.1, "times": [0.5]}, STARTS, start="cosines")
 MATRIX = {"model": SCORES, "key": KEY, "start": 0.8, "times": [0.1]}
-case(SGD.flow, MATRIX, STARTS, start="positive")
+case(SGD.flow, MATRIX, STARTS, start="positive?")
 FINITE = MODEL | {"alpha": 1.0, "start": PAIR, "rate": 0.1, "steps": 2}
 case(smi.descent_theory, FINITE, STARTS, start="object", rate="non-negative array")
 case(SGD.recovery_time, MODEL | {"start": PAIR}, STARTS, start="object")
