@@ -137,6 +137,10 @@ class AbstractOrderMap(eqx.Module):
         return fixed_point.derivative(lambda m: m(x), self, directions)
 
 
+# compiled once: it may search a link for jumps
+_sharp = eqx.filter_jit(lambda channel: channel.sharp)
+
+
 def run_from(solver: AbstractSolver[_State], settings: Settings) -> Run[_State]:
     """Run a solver from its start."""
     steps = settings.max_steps
@@ -325,6 +329,12 @@ class OverlapMap(AbstractOrderMap):
 
     # Its fixed point
 
+    @property
+    def _recovers(self) -> Array:
+        """True if V may fall to 0: under a discrete prior labels that jump are enough."""
+        channel = self.model.channel
+        return _sharp(channel) if self.model.prior.traits.discrete else channel.noiseless
+
     def solver(
         self, V0: Array, *, max_steps: int, tolerance: Array, newton: bool = True
     ) -> fixed_point.FixedPointSolver:
@@ -334,7 +344,7 @@ class OverlapMap(AbstractOrderMap):
             V0=V0,
             scale=self.second_moment,
             tolerance=tolerance,
-            geometric=self.model.channel.sharp,
+            geometric=self._recovers,
             newton=newton,
             max_steps=max_steps,
             jumps=self.model.channel.averaging.random_nodes,
