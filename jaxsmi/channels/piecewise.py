@@ -141,7 +141,9 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         """Return argmin_z ½ ‖link(z) - y‖² + ½ ‖z - ω‖²/V: for each token the best piece."""
         a, b, v = self.slopes, self.offsets, V[0, 0]
         low, high = self._ends()
-        high = jnp.nextafter(high, low)  # a knot belongs to the piece above
+        # a knot belongs to the piece above
+        below = self.knots - jnp.finfo(self.knots.dtype).eps * (1.0 + jnp.abs(self.knots))
+        high = jnp.concatenate([below, high[-1:]])
 
         def one(y: Array, w: Array) -> Array:
             z = jnp.clip((w + v * a * (y - b)) / (1.0 + v * a**2), low, high)

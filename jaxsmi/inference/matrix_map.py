@@ -405,6 +405,9 @@ class MatrixLearnerMap(AbstractLearnerMap):
             return self, self._fall(_with_response(frozen(self), start), settings)
         if not labels.learner.regularity.jumps:
             return self, self._fall(start, settings)
+        # a formula does not say whether a point has rivals
+        if labels.learner.regularity.kinks:
+            return self, self.iterate(start, settings)
         near = dataclasses.replace(labels.learner, convex=True)
         near = dataclasses.replace(labels, learner=near, use_parts=jnp.asarray(False))
         run = dataclasses.replace(self, labels=near)._fall(start, settings)

@@ -217,11 +217,15 @@ class Erm(AbstractIndexLearner):
             check_columns("ridge", self.ridge, self.ridge.size, model)
         if self.prox is None:
             learner = dataclasses.replace(learner, prox=_formula(self.loss, student))
+            # known of the hinge and Huber's loss of a linear student, whose numbers may be traced
+            linear = not bool(eqx.tree_equal(self.loss, as_module(losses.squared)))
+            if learner.prox is not None and linear and self.convex is None:
+                learner = dataclasses.replace(learner, convex=True)
         # a traced loss cannot be examined: it counts as not convex unless the user says so
         if concrete((self.loss, student.channel, model.channel)):  # ridge and priors may be traced
             with jax.ensure_compile_time_eval():
                 convex = _examine_loss(learner, model)
-            convex = convex if self.convex is None else self.convex
+            convex = convex if learner.convex is None else learner.convex
             learner = dataclasses.replace(learner, convex=convex)
         return learner
 

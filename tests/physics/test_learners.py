@@ -551,6 +551,17 @@ def test_links_of_straight_pieces_bring_their_proximal_point(link):
     assert np.all(found >= lowest - 1e-4)  # of the grid: spacing² (1 + 1/V)
 
 
+@SLOW
+def test_theory_of_a_student_of_straight_pieces_has_a_derivative():
+    energy = lambda alpha: (
+        smi.state_evolution(
+            smi.links.hard_tanh(0.1), alpha, key=KEY, learner=smi.Erm(ridge=1.0)
+        ).energy
+    )
+    slope = differences(energy, [2.0], 0.05)[0]
+    np.testing.assert_allclose(jax.grad(energy)(2.0), slope, rtol=0.03)
+
+
 def test_a_formula_for_the_proximal_point_does_not_make_a_loss_convex():
     relu, line = smi.links.relu(0.1), smi.links.linear(0.1)
     assert smi.Erm(ridge=1.0, prox=relu_point).bind(relu).regularity.jumps
