@@ -296,8 +296,8 @@ class AbstractLabels(eqx.Module):
 
     @property
     def sharp(self) -> Array:
-        """True if V may fall to 0: labels without noise, or whose probability jumps with the fields
-        (a flipped sign), resolve the fields the more, the less of them is open."""
+        """True if V may fall to 0: labels have no noise, or their probability jumps with the
+        fields, as that of a flipped sign does."""
         return self.noiseless
 
     @property

@@ -139,6 +139,10 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 
     def proximal_point(self, label: Array, omega: Array, V: Array) -> Array:
         """Return argmin_z ½ ‖link(z) - y‖² + ½ ‖z - ω‖²/V: for each token the best piece."""
+        given = f"{label.size} numbers a sample"
+        check(
+            label.size == self.tokens, "labels", given, f"{self.tokens}, as of the student's link"
+        )
         a, b, v = self.slopes, self.offsets, V[0, 0]
         low, high = self._ends()
         # a knot belongs to the piece above
@@ -222,8 +226,9 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 def linear_channel(noise: Array, tokens: int = 1) -> PiecewiseLinearChannel:
     """Build the channel of y = z + √Δ ξ for one index and M tokens:
     log Z_out = Σ_m log N(y_m; ω_m, V + Δ)."""
-    one = jnp.ones(1, noise.dtype)
-    pieces = (one, 0.0 * one, one[:0], (False,))
+    with jax.ensure_compile_time_eval():  # known inside jit, too: a learner asks for a line
+        one = jnp.ones(1, noise.dtype)
+        pieces = (one, 0.0 * one, one[:0], (False,))
     return PiecewiseLinearChannel(*pieces, noise, (tokens,), tokens=tokens)
 
 

@@ -386,8 +386,9 @@ def make_model(name: str, **parameters: Any) -> Any:
     check_names("[parameters] ", parameters, names)
     # α and the dimension are those of the command
     presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
-    priors = {key: _prior(x) for key, x in parameters.items() if key == "prior"}
-    return load(MODELS[name])(**presets | parameters | priors)
+    if "prior" in parameters:
+        parameters["prior"] = _prior(parameters["prior"])
+    return load(MODELS[name])(**presets | parameters)
 
 
 def check_names(place: str, given: Iterable[str], allowed: Sequence[str]) -> None:

@@ -252,7 +252,8 @@ class LearnerSolution(Solution):
         test_loss: Loss of a new sample, with its label noise.
         energy: R(W)/D = α train_loss + (λ/2) tr Q.
         potential: Φ, the energy at a fixed point.
-        jump_fraction: Fraction of samples whose proximal point has another minimum.
+        jump_fraction: Fraction of samples whose proximal point has another minimum; NaN where a
+            formula gives the point of a loss that is not convex.
         gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
         spectrum: In theory of one matrix, the law of what was learned (`LearnedSpectrum`).
         stderrs: Standard errors, by the names above and "cosine"; that of the overlap is `stderr`.

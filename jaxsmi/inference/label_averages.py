@@ -58,7 +58,7 @@ class LearnerAverages(eqx.Module):
     `conjugates`: with a leading axis of the R rules of the average; `divergence` and `by_parts`
     (R, P, P): V̂ both ways; `train_loss`, `test_loss`, `error`, `envelope` (R,); `squared`
     (P, P, P, P): α E Σ ∂g ⊗ ∂g; `other_minimum`: fraction of samples whose proximal point has
-    another minimum; `residual`: the largest gradient that remained.
+    another minimum (NaN: unknown); `residual`: the largest gradient that remained.
     """
 
     conjugates: Conjugates
@@ -178,6 +178,9 @@ class LabelAverages(eqx.Module):
         divergence = -alpha * mean(jnp.einsum("npmqm->npq", reply.dg))
         outputs = jax.vmap(self.learner.network.link)(omega)
         count = labelled.weight.size
+        others = mean(reply.has_other_minimum.astype(g.dtype))
+        # a formula does not say whether a point has another minimum
+        hidden = self.learner.regularity.kinks and self.learner.regularity.jumps
         # `conjugation` is a mean over all samples: weights of mean one
         odds = labelled.weight.ravel() * (count / self.nets)
         return LearnerAverages(
@@ -196,12 +199,12 @@ class LabelAverages(eqx.Module):
             envelope=mean(reply.envelope),
             # the replicon needs second moments of ∂g, not of its mean
             squared=alpha * conjugation(reply.dg * odds[:, None, None, None, None], reply.dg),
-            other_minimum=jnp.mean(mean(reply.has_other_minimum.astype(g.dtype))),
+            other_minimum=missing_array((), g.dtype) if hidden else jnp.mean(others),
             residual=jnp.max(reply.error),
         )
 
     def _signals(self, labelled: _Labelled) -> tuple[Array, Array]:
-        """M̂ (R, P, P*), and by the estimate with the least noise, which g must not jump for."""
+        """M̂ (R, P, P*), and M̂ without the jumps of g, which has the least noise."""
         reply = labelled.reply
         by_score = jnp.einsum("npm,nqm->npq", reply.g, labelled.score)
         by_score = self.alpha * labelled.mean(by_score)

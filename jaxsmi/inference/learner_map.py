@@ -173,8 +173,7 @@ class AbstractLearnerMap(AbstractOrderMap):
         # the divergence of a response with kinks is noisy
         if regularity.kinks or not (regularity.jumps and settings.newton):
             return self, run
-        answers = averages_of(frozen(labels), self.parameters(run.state.x))
-        use_parts = _differ(answers, _SUSPECT) & (answers.other_minimum > 0.0)
+        use_parts = _differ(averages_of(frozen(labels), self.parameters(run.state.x)), _SUSPECT)
         if concrete(use_parts) and bool(use_parts):
             return self, run
         problem = self.with_parts(use_parts)
@@ -421,9 +420,7 @@ def judged(
     steady = jnp.all(jnp.stack(inside))
     success = (run.result == Result.SUCCESS) | steady & (run.result == Result.MAX_STEPS)
     regularity = learner.regularity
-    # a formula does not say whether a proximal point has rivals
-    rivals = (answers.other_minimum > 0.0) | regularity.kinks
-    jumps = regularity.jumps & _differ(answers, _SIGNIFICANT) & rivals
+    jumps = regularity.jumps & _differ(answers, _SIGNIFICANT)
     # of a convex loss at most one: above it is an error of the sampled averages
     broken = (stability >= 1.0) & (not regularity.convex)
     missed = answers.residual > learner.tolerance
@@ -453,4 +450,4 @@ def _differ(answers: LearnerAverages, errors: float) -> Array:
     gap = answers.by_parts - answers.divergence
     size = jnp.max(jnp.abs(jnp.mean(answers.divergence, 0)))
     differ = jnp.abs(jnp.mean(gap, 0)) > errors * standard_error(gap) + _NOTICEABLE * size
-    return jnp.any(differ)
+    return jnp.any(differ) & (answers.other_minimum != 0.0)  # also where it is unknown

@@ -405,7 +405,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
             return self, self._fall(_with_response(frozen(self), start), settings)
         if not labels.learner.regularity.jumps:
             return self, self._fall(start, settings)
-        # a formula does not say whether a point has rivals
+        # a formula finds no other minima to go on from: without them the run would end elsewhere
         if labels.learner.regularity.kinks:
             return self, self.iterate(start, settings)
         near = dataclasses.replace(labels.learner, convex=True)

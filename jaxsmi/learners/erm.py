@@ -216,11 +216,9 @@ class Erm(AbstractIndexLearner):
         if self.ridge.ndim:
             check_columns("ridge", self.ridge, self.ridge.size, model)
         if self.prox is None:
-            learner = dataclasses.replace(learner, prox=_formula(self.loss, student))
-            # known of the hinge and Huber's loss of a linear student, whose numbers may be traced
-            linear = not bool(eqx.tree_equal(self.loss, as_module(losses.squared)))
-            if learner.prox is not None and linear and self.convex is None:
-                learner = dataclasses.replace(learner, convex=True)
+            prox, convex = _formula(self.loss, student)
+            convex = convex if self.convex is None else self.convex
+            learner = dataclasses.replace(learner, prox=prox, convex=convex)
         # a traced loss cannot be examined: it counts as not convex unless the user says so
         if concrete((self.loss, student.channel, model.channel)):  # ridge and priors may be traced
             with jax.ensure_compile_time_eval():
@@ -346,24 +344,29 @@ def _is_identity(student: IndexModel) -> bool:
     # its proximal point is a formula for one field only
     if (student.indices, student.tokens) != (1, 1):
         return False
-    fields = _probes((1, 1), 0)
-    return bool(jnp.all(jax.vmap(student.link)(fields).ravel() == fields.ravel()))
+    with jax.ensure_compile_time_eval():
+        fields = _probes((1, 1), 0)
+        same = jnp.all(jax.vmap(student.link)(fields).ravel() == fields.ravel())
+    return concrete(same) and bool(same)
 
 
-def _formula(loss: Callable[[Array, Array], Array], student: IndexModel) -> Prox | None:
-    """The proximal point as a formula, if one is known: of losses and links with kinks."""
+def _formula(
+    loss: Callable[[Array, Array], Array], student: IndexModel
+) -> tuple[Prox | None, bool | None]:
+    """The proximal point of a loss or link with kinks, and whether the loss is convex; None:
+    unknown."""
     is_loss = lambda other: bool(eqx.tree_equal(loss, as_module(other)))
     if is_loss(losses.hinge) and _is_identity(student):
-        return proximal.hinge_point
+        return proximal.hinge_point, True
     if isinstance(loss, losses.Residual) and _is_identity(student):
-        return loss.point
+        return loss.point, True
     link = student.channel
     if isinstance(link, ModulusChannel) and link.squared:
-        return None
+        return None, None
     # a line has no kink, and a loss as smooth as the search wants
     if isinstance(link, PiecewiseLinearChannel) and len(link.flat) > 1 and is_loss(losses.squared):
-        return link.proximal_point
-    return None
+        return link.proximal_point, None
+    return None, None
 
 
 def _examine_loss(learner: Erm, model: IndexModel) -> bool:

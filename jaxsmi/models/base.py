@@ -209,6 +209,7 @@ class AbstractModel(eqx.Module):
         check(samples < 2**31, "alpha", alpha, "one of fewer than 2^31 samples")
         shape = design.input_shape(dimension)
         if store:
+            # beyond the memory of any machine: XLA ends the process where bytes overflow
             allowed = f"one with inputs of at most 2^40 numbers, {samples} x {shape} are more; or "
             allowed += "store=False"
             check(samples * shape[0] * shape[1] <= 2**40, "dimension", dimension, allowed)
