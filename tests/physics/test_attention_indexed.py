@@ -20,6 +20,7 @@ SLOW = pytest.mark.slow
 # Posteriors -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_hardmax_response_values():
     channel = HardmaxScores()
     for rho, values in (

@@ -50,6 +50,7 @@ def half_width_errors(alphas, tokens):
 # --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_published_softmax_curves(reference):
     """Axis n/d², error Q_0 - q. They are above ours by what is left where an iteration of V stops
     at steps of 2.4e-5: that over 1 - J, 1/(1 - J) = 1 - d log V/d log α.

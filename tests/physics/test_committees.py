@@ -20,6 +20,7 @@ FEW = smi.Averages(points=2**11)
 V = np.array([[0.7, 0.35, -0.2], [0.35, 0.4, 0.1], [-0.2, 0.1, 0.9]])
 
 
+@pytest.mark.slow
 def test_orthants_have_their_probabilities():
     """At w = 0 (1 + (2/π) Σ s_i s_j asin ρ_ij)/8; elsewhere SciPy's integral, to its 1e-5."""
     scale = np.sqrt(np.diag(V))
@@ -147,6 +148,7 @@ def test_flips_mix_both_labels(name):
     assert abs(share - p) < 4 * np.sqrt(p * (1 - p) / 4000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, pytest.param(3, marks=SLOW)])
 def test_posteriors_of_all_labels_at_once_are_those_of_each(k):
     """The same sums over orthants in another order: rounding, by 1/P of the rarest (1e-4)."""

@@ -37,6 +37,7 @@ def test_free_entropy_is_the_evidence_of_a_linear_model():
     assert np.std(gaps) < 3.0 / D
 
 
+@pytest.mark.slow
 def test_slope_in_the_noise_is_that_of_the_labels_at_fixed_messages():
     """dΦ/dΔ = (1/D) Σ_μ ∂_Δ log Z_out at fixed ω and V: Φ is stationary in the rest, also at a
     noise that is not that of the labels. The central difference of step 1e-3 errs by 1e-6/6 of a

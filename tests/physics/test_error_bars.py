@@ -30,7 +30,7 @@ OVERLAPS = {
     "hard tanh": (smi.links.hard_tanh(0.05), 1.0),
     "peak": (PEAK, 2.0),
 }
-FAST = ("|z|, 0.745", "|z|, 0.9")
+FAST = ("|z|, 0.745",)
 
 
 @jax.jit

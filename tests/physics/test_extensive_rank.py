@@ -67,6 +67,7 @@ def test_closed_form_is_the_matrix_equation(width):
         assert abs(mass - np.mean((values >= low) & (values < high))) < 0.02
 
 
+@pytest.mark.slow
 def test_numbers_of_an_independent_computation():
     # one teacher of d = 600 gave 1.65091, 1.55876: 8.6/d and 7.8/d above the limit (the mean of
     # teachers at d = 300 and 600), and scattering by 1/d

@@ -17,7 +17,7 @@ KEY, SLOW = jax.random.key(0), pytest.mark.slow
 ATOMS, MASSES = np.array([0.0, 1.0, 3.0]), np.array([0.5, 0.3, 0.2])
 
 
-@pytest.mark.parametrize("delta", [0.01, 0.3, 20.0])
+@pytest.mark.parametrize("delta", [pytest.param(0.01, marks=pytest.mark.slow), 0.3, 20.0])
 def test_moments_of_matrix_plus_noise(delta):
     """Free cumulants add: moments 0 to 3 of S + √Δ Z, three bands, two, and one."""
     law = atomic_spectrum(jnp.asarray(ATOMS), jnp.asarray(MASSES), jnp.asarray(delta))
@@ -40,6 +40,7 @@ def test_the_resolvent_of_the_density_is_its_hilbert_transform():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("qhat", [0.3, 2.0])
 def test_gauss_nodes_of_a_wishart_matrix_have_its_error_and_information(qhat):
     """Fifty atoms carry 99 moments of the law of width d/2; noise smears what is left."""
@@ -64,6 +65,7 @@ def test_limits_and_the_derivative_of_the_information():
     assert slope == pytest.approx(0.25 * error(3.0), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_have_the_eigenvalues():
     model = smi.AttentionIndexed(2, smi.priors.Spectrum([0.0, 1.0], weights=[0.75, 0.25]))
     data = model.sample(KEY, dimension=40, alpha=0.1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from helpers import differences
+from helpers import differences, slow_but
 from jaxsmi.channels.jumps import continuous, steady
 
 KEY, SIGN, SLOW = jax.random.key(0), smi.links.sign(), pytest.mark.slow
@@ -196,7 +196,7 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("name", slow_but(SILENT, "error in alpha", "generalization error"))
 def test_a_derivative_that_is_not_there_is_nan(name):
     """These were zero, or a part of the truth."""
     assert np.isnan(jax.jit(jax.grad(SILENT[name]))(1.0))
@@ -211,6 +211,7 @@ SUMMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[SLOW] * (n != "free entropy in the prior")) for n in SUMMED]
 )
@@ -221,6 +222,7 @@ def test_signs_that_are_summed_over_have_a_derivative_in_numbers_of_the_model(na
     np.testing.assert_allclose(jax.grad(function)(1.0), difference, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_smooth_labels_keep_theirs():
     """The Bayes error of phase retrieval falls with q: the derivative is that of the differences."""
 

@@ -176,6 +176,7 @@ TRAJECTORIES = [  # model, α; V_1 to V_6, with one of ten steps V_10, end
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "alpha", "first", "tenth", "end"),
     [*TRAJECTORIES[-2:], *(pytest.param(*row, marks=SLOW) for row in TRAJECTORIES[:-2])],
@@ -255,6 +256,7 @@ def test_recovery_and_nuclear_norm_thresholds():
     assert 0 < smi.state_evolution(model, 0.6249).error < 1e-3
 
 
+@pytest.mark.slow
 def test_published_nuclear_norm_thresholds(reference):
     """Median difference 1e-10, largest 1.6e-6 [theory: bilinear, section 9]."""
     file = reference / "bsr/min_norm/thresholds.csv"
@@ -301,7 +303,7 @@ LOW_RANK = [  # β, Δ, scaled α, errors; of (5, 0.1) the last by a root to 16 
 
 @pytest.mark.parametrize(
     ("beta", "noise", "scaled", "values"),
-    [pytest.param(*row, marks=[SLOW] * (row[:2] != (5, 0.1))) for row in LOW_RANK],
+    [pytest.param(*row, marks=[SLOW] * (row[:2] != (1, 0.1))) for row in LOW_RANK],
 )
 def test_low_rank(beta, noise, scaled, values):
     model, thin = smi.Bilinear(beta, 0.1, noise), 1e-4

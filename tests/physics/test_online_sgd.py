@@ -137,6 +137,7 @@ def test_weights_and_teacher_are_where_smi_train_begins():
             agree(whole, mean, error)
 
 
+@pytest.mark.slow
 def test_near_recovery_no_digits_are_lost():
     """The error ‖W - W*‖²/D falls by a constant factor far below rounding of Q - 2M + ρ."""
     start = ([[0.95]], [[1.0]])

@@ -40,6 +40,7 @@ def test_a_linear_link_has_its_mean_and_spread():
     np.testing.assert_allclose(found.std, np.sqrt(np.sum(a * (V @ a))), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_probability_of_a_noisy_sign():
     """Φ(ω/√(V + Δ)), flipped with probability p; without noise (1 + mean)/2, to the error of the
     net, and of outcomes with the link E[y|z] as well."""
@@ -60,6 +61,7 @@ def test_the_probability_of_a_noisy_sign():
     np.testing.assert_allclose(0.5 * (1.0 + mean), exact, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_sign_has_the_error_function():
     """To the error of the net, by jit, by vmap and in any batch, of float32 inputs as well; the
     sharp posterior of a recovered teacher is the plug-in prediction."""
@@ -103,8 +105,8 @@ def test_strict_precisions_and_derivatives():
     ("model", "variances"),
     [
         (smi.AttentionIndexed(2, 0.5, "linear"), [[2.0, 1.0], [1.0, 2.0]]),
-        (smi.Bilinear(0.5, 0.5), 1.0),
-        (smi.Bilinear(1.0, 0.5, symmetric=True), 2.0),
+        pytest.param(smi.Bilinear(0.5, 0.5), 1.0, marks=pytest.mark.slow),
+        pytest.param(smi.Bilinear(1.0, 0.5, symmetric=True), 2.0, marks=pytest.mark.slow),
     ],
 )
 def test_scores_of_a_matrix_scatter_as_theory_says(model, variances):
@@ -130,7 +132,7 @@ AT_THEORY = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(AT_THEORY, "two layers", "softmax of two"))
+@pytest.mark.parametrize("name", slow_but(AT_THEORY, "softmax of two"))
 def test_mean_variance_is_the_bayes_error_of_theory(name):
     """E Var[link(z)|ω] at V = S - Q, over fields of the law of theory."""
     model, Q = AT_THEORY[name]

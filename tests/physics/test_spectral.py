@@ -252,6 +252,7 @@ def estimates(seeds, **settings):
     return runs_of(PHASE, seeds, solver=smi.spectral, estimate_norm=False, **settings)
 
 
+@pytest.mark.slow
 def test_it_finds_the_top_eigenvector():
     """Against a dense eigensolver, and scaled to the overlap that theory expects."""
     data = PHASE.sample(KEY, dimension=120, alpha=2.0)
@@ -327,6 +328,7 @@ def test_layer_one_is_learned_once_layer_two_is():
     np.testing.assert_allclose(run.cosine[0] ** 2, 0.60, atol=0.2)
 
 
+@pytest.mark.slow
 def test_the_eigenvector_that_theory_means_need_not_be_on_top():
     """In 60 dimensions an eigenvector of layer 1, of which labels tell nothing, came above that of
     layer 2: of theory's it has next to nothing."""

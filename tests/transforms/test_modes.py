@@ -79,7 +79,7 @@ CALLS = {
 
 
 # each kind of loop: a map at its fixed point, a run with data, descent; nets of points
-FAST = ("state evolution, converged", "message passing", "training", "spectral overlap")
+FAST = ("state evolution, converged", "message passing", "training")
 
 
 @pytest.fixture(scope="module")

@@ -187,6 +187,7 @@ def test_a_continued_run_equals_an_uninterrupted_one(problem):
     np.testing.assert_array_equal(rest.trajectory["step"], [3, 4, 5, 6])
 
 
+@pytest.mark.slow
 def test_record_keeps_any_function_of_the_state(problem):
     norm = lambda state: {"norm": jnp.sum(state.weights**2), "step": state.step}
     sol = run(problem, record=smi.Record(norm, every=2))

@@ -234,6 +234,7 @@ def test_nishimori_identities(name):
     check_nishimori(ZOO[name], 0.6 * np.eye(P), 4096, 3, 0.4)
 
 
+@pytest.mark.slow
 def test_deep_attention_nishimori_identities():
     Q = np.array([0.5, 0.8])
     post = check_nishimori(deep(), np.diag(1 - Q), 8192, 0, Q)
@@ -243,7 +244,9 @@ def test_deep_attention_nishimori_identities():
 CLOSED = [n for n in ZOO if n not in ("product", "square plus parity")]
 
 
-@pytest.mark.parametrize("name", [n for n in CLOSED if n != "triple sign"])
+@pytest.mark.parametrize(
+    "name", slow_but([n for n in CLOSED if n != "triple sign"], *(set(CLOSED) - set(SLOW)))
+)
 @pytest.mark.parametrize("variance", [1.0, 1e-6])
 def test_closed_forms_stay_finite_far_out(name, variance):
     channel = ZOO[name]
@@ -364,7 +367,7 @@ NUMERICAL = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(NUMERICAL, *(set(NUMERICAL) - {"four tokens"})))
+@pytest.mark.parametrize("name", slow_but(NUMERICAL, "two tokens", "logit"))
 def test_numerical_channels_are_the_closed_forms(name):
     """Within three times the errors that are claimed, and these within the tolerance."""
     model, exact, added = NUMERICAL[name]

@@ -337,6 +337,7 @@ def test_thresholds_by_both_routes(first, V, nodes, monkeypatch):
         assert abs(one.mean() - other.mean()) <= 3 * joint + 0.01 * one.mean()
 
 
+@pytest.mark.slow
 def test_halves_of_random_nodes_have_the_shape_of_the_fields():
     """With the last layer an integral in each node, means came back flat, and weak recovery of two
     untied layers was an error of einsum."""

@@ -107,6 +107,7 @@ def test_arguments_are_refused_before_inputs_are_blamed(own):
         smi.gamp(model, bits, key=KEY)
 
 
+@pytest.mark.slow
 def test_a_minimum_of_a_risk_is_one_for_any_inputs(own):
     x, w, y = own
     learner, teacher = LOGISTIC, smi.links.sign()
@@ -303,6 +304,7 @@ def test_an_interrupted_run_leaves_nothing_behind(call, monkeypatch, capsys):
 # Learners of classes -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_share_of_errors_of_a_logistic_learner_is_an_angle():
     """arccos(cosine)/π, the angle between teacher and student over π, in theory and of a run."""
     teacher, share = smi.links.sign(), smi.losses.misclassification
@@ -332,6 +334,7 @@ def test_the_share_of_errors_of_a_logistic_learner_is_an_angle():
     assert isinstance(theory.cosine, jax.Array)
 
 
+@pytest.mark.slow
 def test_theory_of_a_learner_is_drawn_and_stored_by_its_own_numbers():
     """Its overlap is the size of its weights: what was learned is M/√Q."""
     settings = {"key": KEY, "learner": smi.Erm(smi.links.linear(), ridge=0.1)}

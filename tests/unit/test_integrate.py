@@ -77,8 +77,8 @@ def relative_errors(found, centre, width):
 CASES = [
     (1, 2e-3, 3.0, 1e-6, True),
     (2, 1e-2, 3.0, 1e-5, True),
-    (3, 0.1, 3.0, 1e-3, True),
-    (4, 0.3, 3.0, 2e-2, True),
+    pytest.param(3, 0.1, 3.0, 1e-3, True, marks=pytest.mark.slow),
+    pytest.param(4, 0.3, 3.0, 2e-2, True, marks=pytest.mark.slow),
     (2, 1e-2, 3.0, 1e-5, False),
     (3, 0.1, 3.0, 1e-3, False),
 ]
@@ -265,6 +265,7 @@ def test_direction_numbers_are_those_of_scipy():
         assert np.array_equal(direction_numbers(dimension), expected[:dimension])
 
 
+@pytest.mark.slow
 def test_nets_are_standard_normals():
     points = np.asarray(randomised_gaussians(KEY, 1024, 8, 4)).reshape(-1, 4)
     assert np.isfinite(points).all()
@@ -272,6 +273,7 @@ def test_nets_are_standard_normals():
     np.testing.assert_allclose(np.cov(points.T), np.eye(4), atol=0.03)  # plain: 0.016
 
 
+@pytest.mark.slow
 def test_each_coordinate_of_a_net_is_evenly_spread():
     """A (0, m, 1)-net: each of 256 cells of each axis holds one of 256 points, after any
     scrambling."""
@@ -326,6 +328,7 @@ def test_spread_over_nets_holds_the_error_of_the_inner_nodes():
     assert abs(each[..., 0, 1].mean()) < 4.0 * np.sqrt(errors[:, 0, 1].mean() / 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "tolerance"), [(0.4, 10.0), (0.15, 0.3)])
 def test_mass_of_nets_has_no_bias(width, tolerance):
     """log ∫ φ(t) e^{-(t - c)²/2w²} dt = Σ log(w/√(1 + w²)) - c²/2(1 + w²) in three variables on
@@ -353,6 +356,7 @@ def test_mass_of_nets_has_no_bias(width, tolerance):
     assert np.all(np.abs(g.mean(0) - c / one) < 4.0 * g.std(0) / 10.0)
 
 
+@pytest.mark.slow
 def test_halves_of_nets_are_jackknifed():
     """n x - (n - 1) mean of x without one net, by sums over the points of eight nets in NumPy: a
     narrow likelihood in four variables, one level of 2048 points."""

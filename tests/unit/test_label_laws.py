@@ -97,9 +97,7 @@ LINKS = {name: getattr(smi.links, name) for name in READY} | {
 
 
 # one link of each channel that is decided when the link is made
-@pytest.mark.parametrize(
-    "name", slow_but(LINKS, "sign", "relu", "noisy", "arrays", "softmax", "attention")
-)
+@pytest.mark.parametrize("name", slow_but(LINKS, "sign", "relu", "noisy", "arrays"))
 def test_a_link_made_inside_jit_is_the_link_made_outside(name):
     """Which slopes are flat, and whether there is noise, is known there, too."""
     outside = LINKS[name]()
@@ -155,6 +153,7 @@ def test_relu_recovers_once_half_of_its_labels_are_as_many_as_the_unknowns():
     assert int(end(1.8).result) == smi.Result.SUCCESS
 
 
+@pytest.mark.slow
 def test_labels_of_a_law_have_its_probabilities():
     """20 000 labels at one field: frequencies within five standard errors; the same key, the same
     labels."""

@@ -118,6 +118,7 @@ def test_a_linear_function_of_scores_is_the_linear_output():
     )
 
 
+@pytest.mark.slow
 def test_scores_by_brute_force():
     """E[h|y, ω] of a function of the scores, by weighing 10⁶ draws; five standard errors."""
     function = lambda h: jnp.tanh(h[0, 1]) * h[0, 0]

@@ -75,6 +75,7 @@ def test_network_against_the_equations_in_numpy():
     assert model.index_names == tuple(parts)
 
 
+@pytest.mark.slow
 def test_hardmax_is_the_limit_of_a_large_beta():
     z = jnp.asarray(np.random.default_rng(3).standard_normal((200, 2, 3)))
     hard, soft = deep(2, 3, activation="hardmax"), deep(2, 3, beta=1e5)
@@ -173,8 +174,11 @@ ERRORS = [  # model, q, of the plug-in and of the Bayes predictor
     # y = z²: E (z² - ω²)² = 3 + 3q² - 2(q + 2q²), and 2 v² + 4 q v, v = 1 - q
     (SQUARE, 0.6, 3 + 3 * 0.6**2 - 2 * (0.6 + 2 * 0.6**2), 2 * 0.4**2 + 4 * 0.6 * 0.4),
     # the angle between field and estimate: 4 P(signs differ) = (4/π) arccos √q; (2/π) arccos q
-    (BILINEAR, 0.6, 4 * np.arccos(0.6**0.5) / np.pi, 2 * np.arccos(0.6) / np.pi),
-    (ATTENTION, 1.0, 0.0, 0.0),
+    pytest.param(
+        *(BILINEAR, 0.6, 4 * np.arccos(0.6**0.5) / np.pi, 2 * np.arccos(0.6) / np.pi),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(ATTENTION, 1.0, 0.0, 0.0, marks=pytest.mark.slow),
     # an overlap, no share of the second moment S = 1 + ρ: the error of one score is 2 (S - q)
     (smi.AttentionIndexed(1, 0.5, "linear", noise=0.1), 0.6, 2 * (1.5 - 0.6), None),
 ]

@@ -121,6 +121,7 @@ def test_the_second_moment_of_several_matrices():
 # One field ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_log_partition_exact():
     b, A = jnp.array([0.7, -1.2]), QHAT
     signs = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
@@ -248,7 +249,13 @@ QUADRATURES += itertools.product([BernoulliGauss(0.02), BernoulliGauss(0.5)], [1
 QUADRATURES += [*itertools.product([BITS, PEAKS], [0.5, 40.0]), (MIRRORED, 2.3)]
 
 
-@pytest.mark.parametrize(("prior", "q"), QUADRATURES)
+@pytest.mark.parametrize(
+    ("prior", "q"),
+    [
+        pytest.param(*row, marks=[pytest.mark.slow] * (row[0] in (BITS, PEAKS)))
+        for row in QUADRATURES
+    ],
+)
 def test_mmse_of_peaks_by_quadrature(prior, q):
     """Of signs to a relative 1e-10 down to e^{-500}."""
     peaks = TWICE if prior is MIRRORED else peaks_of(prior)
@@ -261,6 +268,7 @@ def test_mmse_of_peaks_by_quadrature(prior, q):
     assert value["overlap"] == pytest.approx(float(second) - exact, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_limits_of_mixtures_and_their_samples():
     one = GaussianMixture([1.0], [1.0], [0.0]).overlap(jnp.eye(2))
     np.testing.assert_allclose(one, Rademacher().overlap(jnp.eye(2)), atol=1e-12)

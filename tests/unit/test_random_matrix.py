@@ -246,6 +246,7 @@ def test_small_precision_and_the_cusp():
     np.testing.assert_allclose(shrinkage_error(0.5, 1e8) * 1e8, 0.75, rtol=1e-4)  # 2ρ - ρ²
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [(1.0, 0.3), (3.0, 0.3), (3.0, 2.0), (1e3, 0.7)])
 def test_both_forms_of_the_error_and_its_limits(point):
     at = lambda R: float(rectangular_spectrum(*point, R).error)

@@ -361,23 +361,18 @@ SGD_ROWS = [
     ("target", lambda: sequence(lambda z: jnp.log(-(jnp.sum(z) ** 2)))),
     ("student", lambda: sequence(lambda z: z)),
     ("terms", lambda: SGD.HermiteSeries({(-1,): 1.0})),
-    ("target", lambda: SGD.risk(sequence(lambda z: jnp.exp(z[0] ** 2), 1, jnp.sum), 0.3)),
     (r"\(M, Q\)", lambda: SGD.risk(SEMANTIC, [0.9, 0.9])),
     ("key", lambda: SGD.risk(SGD.semantic_positional(0.5, loss="frobenius"), 0.1)),
     ("model", lambda: SGD.hessian(SQUARE, ([[0.1]], [[1.0]]), key=KEY)),
     ("model", lambda: SGD.exponents(lambda z: jnp.exp(z[0] ** 2 / 2), 1)),
     ("degree", lambda: SGD.exponents(deep(3), degree=9)),
     ("model", lambda: SGD.exponents(smi.Bilinear())),
-    ("M", lambda: flow(SEMANTIC, 0.0)),
     ("times", lambda: flow(times=[0.2, 0.1])),
-    ("weight_decay", lambda: flow(rate=SGD.Rule(0.0, weight_decay=0.1))),
     ("iteration", lambda: flow(iteration=smi.Iteration(damping=0.5))),
     ("key", lambda: flow(key=None)),
-    ("M", lambda: flow(start=(ZERO, EYE))),
     (r"\(M, Q\)", lambda: flow(start=(2.0 * EYE, EYE))),
     ("model", lambda: flow(BILINEAR)),
     ("overlap", lambda: SGD.rates(TWO, [[1.0, 0.2], [0.2, 1.0]], key=KEY)),
-    ("model", lambda: SGD.rates(smi.links.linear(0.1), key=KEY)),
     ("model", lambda: SGD.rates(CORRELATED, key=KEY)),
     ("model", lambda: SGD.maximal_rate(smi.links.linear(0.1), key=KEY)),
     ("dimension", lambda: SGD.Rule(0.1, gradient=smi.Gradient(reduction="sum/D")).per_sample()),
@@ -420,7 +415,6 @@ MATRICES = [
     ("model: .*a model of indices", lambda: smi.weak_recovery(SCORES, key=KEY)),
     ("model: .*a model of indices", lambda: smi.staircase(SCORES, key=KEY)),
     ("model: .*a model of indices", lambda: smi.first_order(SCORES, key=KEY)),
-    ("fit", lambda: smi.averaged(train(SCORES, sample(SCORES)), np.eye(6))),
     ("start", lambda: evolve(SCORES, start=Start(side_information=0.5))),
     ("start", lambda: evolve(BILINEAR, start=0.5)),
     ("averages", lambda: evolve(BILINEAR, averages=smi.Averages(8192))),
@@ -434,7 +428,6 @@ MATRICES = [
     ("start", lambda: passing(BILINEAR, start="spectral")),
 ]  # fmt: skip
 LEARNERS = [
-    ("loss", lambda: evolve(SIGN, learner=RISK)),  # the gradient of a sign vanishes
     ("loss", lambda: risk(lambda p, y: p - y)),
     ("loss", lambda: risk(lambda p, y: jnp.sum(jnp.log(p)))),
     ("loss", lambda: risk(lambda p, y: jnp.sum(jnp.abs(p - y)))),
@@ -442,7 +435,6 @@ LEARNERS = [
     ("ridge", lambda: smi.Erm(ridge=EYE)),
     ("ridge", lambda: smi.Erm(ridge=[0.1, -0.1])),
     ("ridge", lambda: evolve(profile(3), learner=smi.Erm(ridge=[0.1, 0.2]))),
-    ("ridge", lambda: passing(LINEAR, learner=smi.Erm(ridge=[0.1, 0.2]))),
     ("ridge", lambda: smi.Erm(LINEAR, ridge=[0.1, 0.2]).risk(np.ones((1, 5)), DATA)),
     ("student", lambda: evolve(profile(3), learner=smi.Mismatched(profile(2)))),
     ("model", lambda: evolve(SCORES, learner=LOGISTIC)),
@@ -495,12 +487,27 @@ THRESHOLDS = [
     ("model: .*oblique", lambda: oblique(Rademacher(), np.arctan(0.5))),
     ("model: .*oblique", lambda: oblique(BernoulliGauss(0.2), np.pi / 4)),
 ]  # fmt: skip
+LONG = [  # seconds each: a model's averages or its spectrum are compiled before
+    ("weight_decay", lambda: flow(rate=SGD.Rule(0.0, weight_decay=0.1))),
+    ("M", lambda: flow(start=(ZERO, EYE))),
+    ("M", lambda: flow(SEMANTIC, 0.0)),
+    ("model", lambda: SGD.rates(smi.links.linear(0.1), key=KEY)),
+    ("target", lambda: SGD.risk(sequence(lambda z: jnp.exp(z[0] ** 2), 1, jnp.sum), 0.3)),
+    ("fit", lambda: smi.averaged(train(SCORES, sample(SCORES)), np.eye(6))),
+    ("ridge", lambda: passing(LINEAR, learner=smi.Erm(ridge=[0.1, 0.2]))),
+    ("loss", lambda: evolve(SIGN, learner=RISK)),  # the gradient of a sign vanishes
+]
 ROWS = [*MODELS, *PRIORS, *DATA_SETS, *INFERENCE, *TRAINING, *SGD_ROWS]
 ROWS += [*MATRICES, *LEARNERS, *DIRECTIONS, *SPECTRA, *THRESHOLDS]
+ROWS += LONG
 NAMES = [f"{k}-{said.partition(':')[0]}" for k, (said, _) in enumerate(ROWS)]
 
 
-@pytest.mark.parametrize(("said", "call"), ROWS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("said", "call"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row in LONG)) for row in ROWS],
+    ids=NAMES,
+)
 def test_refusals_name_the_argument(said, call):
     with pytest.raises(ValueError, match=rf"(?s)^([\w.]+, )*([\w]+\.)*{said}") as caught:
         call()

@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, special
 
 import jaxsmi as smi
-from helpers import compilations, keys
+from helpers import compilations, keys, slow_but
 from jaxsmi.core.results import Result
 from jaxsmi.numerics import linear_algebra
 from jaxsmi.sgd.hermite import TokenGrid, activation_coefficients, correlation
@@ -94,6 +94,7 @@ def test_exponents_of_a_kink_and_of_poles():
     assert poles.levels[2] == pytest.approx(exact**2, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_constant_undetermined_and_blind():
     constant = SGD.exponents(lambda z: 1.0 + 0.0 * z[0], 1)
     assert (constant.order, constant.status) == (None, "constant")
@@ -114,7 +115,7 @@ LEAPS = {  # exponent and largest leap of labels, and of functions of them
 }
 
 
-@pytest.mark.parametrize("name", LEAPS)
+@pytest.mark.parametrize("name", slow_but(LEAPS, "He3", "nothing"))
 def test_exponents_and_leaps(name):
     """[theory: online-sgd, Table 11]."""
     link, indices, *known = LEAPS[name]
@@ -249,6 +250,7 @@ def test_series_of_the_risk():
         assert at(4, 0) == pytest.approx(quartic, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_flatness_tells_curvature_from_escape():
     attention = SGD.flatness(trace(HE4))
     assert (attention.order, attention.escape) == (2, np.inf)  # the encoding's is positive

@@ -103,7 +103,7 @@ def test_symmetries_change_no_label_no_cosine_and_are_undone(name):
 
 
 @pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", slow_but([2, 4], 4))
 def test_align_is_the_closest_of_all_signed_permutations(word, n):
     """And the cosines are the largest that the group allows, by trying every element."""
     model = free(n, [(tuple(range(n)), word)])

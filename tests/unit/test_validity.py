@@ -98,6 +98,7 @@ def test_an_answer_to_a_wrong_number_is_nan_as_a_whole_and_says_so(name):
         assert value is None or np.isfinite(np.ravel(value[1])[0])
 
 
+@pytest.mark.slow
 def test_a_start_out_of_range_is_invalid_inside_jit():
     run = jax.jit(
         lambda init: smi.gamp(LINEAR, DATA, key=KEY, start=init, iteration=smi.Iteration(2))
