@@ -30,7 +30,6 @@ export PIP_CACHE_DIR
 export PIP_NO_INPUT := 1
 UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 export UV_CACHE_DIR
-export UV_LINK_MODE := copy
 export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/.cache/pyright
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export MPLCONFIGDIR := $(CURDIR)/.cache/matplotlib
@@ -57,7 +56,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (under out/)
-	$(BIN)/jaxsmi run deep-attention --out $(OUT) --overwrite
+	$(BIN)/jaxsmi run deep-attention --dimension 500 --out $(OUT) --overwrite
 	@echo
 	@echo "The results lie in $(OUT)/:"
 	@find $(OUT) -type f | sort | sed 's/^/  /'

@@ -106,6 +106,7 @@ def _beside(learned: Solution, theory: Solution, curve: smi.Curve) -> Report:
         left, right = figure.subplots(1, 2, sharey=True)
         plotting.overlap_against_iteration(learned, theory, left)
         plotting.overlap_against_alpha(curve, learned, right, legend=False)
+        right.tick_params(labelleft=True)  # another quantity than on the left
 
     data = {"gamp": plain(learned), "state_evolution": plain(theory), "curve": plain(list(curve))}
     stored = lambda: {"gamp": learned, "trajectory": theory, "curve": curve}
