@@ -203,6 +203,13 @@ class FirstOrder(Described):
     uninformed: Array
     informed: Array
 
+    @property
+    def message(self) -> str:
+        """Sentences that go with the codes of the thresholds."""
+        thresholds = (self.spinodal, self.information_theoretic, self.algorithmic)
+        said = dict.fromkeys(x.message for x in thresholds if x is not None)
+        return "\n".join(said) or "The branches agree at all α of the grid: no transition."
+
     def _text(self) -> str:
         names = ("spinodal", "information_theoretic", "algorithmic")
         found = {name.replace("_", "-"): getattr(self, name) for name in names}

@@ -125,7 +125,10 @@ def test_thresholds_show_their_error():
     assert "It lies below the first α of the grid." in repr(end)
     grid, Q = jnp.asarray([0.1, 1.0, 5.0]), jnp.zeros((3, 1, 1))
     beyond = dataclasses.replace(threshold, alpha=jnp.asarray(jnp.inf))
-    shown = repr(FirstOrder("first order", beyond, threshold, end, grid, Q, Q))
+    found = FirstOrder("first order", beyond, threshold, end, grid, Q, Q)
+    assert found.message == "\n".join(dict.fromkeys([end.message, beyond.message]))
+    assert "no transition" in FirstOrder("none", None, None, None, grid, Q, Q).message
+    shown = repr(found)
     for row in ("spinodal +below 0.1", "information-theoretic +0.500", "algorithmic +above 5"):
         assert re.search(row, shown)
 
