@@ -175,7 +175,7 @@ class _FlowEquation(eqx.Module):
         initial, factors = Initial.of(start), None
         if pair.matrix is not None:
             pair, initial, factors = matrix_start(pair, initial)
-        setting = SgdSetting.of_pair(pair, initial, key, averages, _SIZES, coarse=True)
+        setting = SgdSetting.of(pair, initial, key, averages, _SIZES, coarse=True)
         # a flow at rest would integrate to its last time, and return the start
         check_moving(setting.pair, setting.overlaps.M)
         # momentum multiplies steps by 1/(1 - β) for slow overlaps, decay as well as learning

@@ -101,7 +101,7 @@ def expectation(function: _Function, e: Array, grid: TokenGrid) -> Array:
 def correlation(
     g: _Function, f: _Function, m: Array, e: Array, inner: TokenGrid, outer: TokenGrid
 ) -> Array:
-    """C[g, f](m, e) for trees g, f: (L,) -> (k,), f smooth, m in [-1, 1], e (L,); NaN outside.
+    """C[g, f](m, e) for trees g, f of (L,), f smooth, m in [-1, 1], e (L,); NaN outside.
 
         C[g, f](m, e) = E⟨g(z*), f(z)⟩,   z_l = e_l + m z*_l + s ξ_l,   s = √(1 - m²)
         C = Σ_i w_i g(y_i) (K^1 ⊗ .. ⊗ K^L f)(y_i),   K^l_ik = h/s φ((y_k - e_l - m y_i)/s)
@@ -141,7 +141,7 @@ def correlation(
 
 @eqx.filter_custom_jvp
 def _noise_average(f: _Function, mean: Array, variance: Array, *, count: int) -> Array:
-    """E f(μ + √v ξ) (k,), ξ ~ N(0, I_L), by `count` Gauss-Hermite nodes a token."""
+    """E f(μ + √v ξ), ξ ~ N(0, I_L), by `count` Gauss-Hermite nodes a token."""
     nodes, mass = hermite(count)
     product = lambda x: np.stack(np.meshgrid(*[x] * len(mean), indexing="ij"), -1)
     points = product(nodes).reshape(-1, len(mean))
@@ -250,7 +250,10 @@ def coefficients(
     shape = jax.ShapeDtypeStruct((length,), float)
     validate.call_user_function("function", jax.eval_shape, "a function of (L,)", function, shape)
     exact = _closed_form(function, length, degree)
-    return grid_coefficients(function, length, degree, steps) if exact is None else exact
+    if exact is not None:
+        return exact
+    grid = TokenGrid.of(length, shift=steps)
+    return _projections(function, grid.nodes, grid.weights, length, degree)
 
 
 @functools.singledispatch
@@ -293,14 +296,6 @@ def _multiplicity(orders: np.ndarray) -> np.ndarray:
     # logarithms: factorials of long orders overflow
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1.0, largest + 1.0)))])  # log k!
     return np.exp(0.5 * (logs[orders.sum(axis=0)] - logs[orders].sum(axis=0)))
-
-
-def grid_coefficients(
-    function: Callable[[Array], Array], length: int, degree: int, shift: float = 0.0
-) -> Array:
-    """Integrals on the grid."""
-    grid = TokenGrid.of(length, shift=shift)
-    return _projections(function, grid.nodes, grid.weights, length, degree)
 
 
 def second_moment(function: Callable[[Array], Array], length: int) -> float:
@@ -363,18 +358,9 @@ def multi_indices(length: int, order: int) -> list[tuple[int, ...]]:
     ]
 
 
-def flat(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """z -> f(z), flattened (k,): a tree, whose numbers can be differentiated."""
-    return eqx.Partial(_flat, function)
-
-
 def square(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """z -> ‖f(z)‖², a tree."""
+    """z -> ‖f(z)‖², a tree, whose numbers can be differentiated."""
     return eqx.Partial(_square, function)
-
-
-def _flat(function: Callable[[Array], Array], z: Array) -> Array:
-    return jnp.ravel(function(z))
 
 
 def _square(function: Callable[[Array], Array], z: Array) -> Array:

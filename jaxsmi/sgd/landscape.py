@@ -85,7 +85,8 @@ def risk(
     Source:
         [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
     """
-    setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _SIZES)
+    pair = pair_of(model, student, loss)
+    setting = SgdSetting.of(pair, overlaps, key, averages, _SIZES)
     values, rounding = _risk(setting)
     exists = setting.averages.exists()
     check(
@@ -151,7 +152,8 @@ def averages(
     Source:
         [theory: online-sgd, Eqs. (13), (14), (17), (63)].
     """
-    setting = SgdSetting.of(model, overlaps, student, loss, key, averages, _SIZES)
+    pair = pair_of(model, student, loss)
+    setting = SgdSetting.of(pair, overlaps, key, averages, _SIZES)
     found = _averages(setting)
     mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), found)
     return mean, jax.tree.map(spread, found)
@@ -198,7 +200,7 @@ def hessian(
     Source:
         [theory: online-sgd, Eqs. (12), (24)].
     """
-    setting = SgdSetting.of(model, overlaps, None, None, key, averages, _SIZES)
+    setting = SgdSetting.of(pair_of(model), overlaps, key, averages, _SIZES)
     check(setting.pair.spherical, "model", model, "a SequenceSingleIndex")
     return _hessian(setting)
 
@@ -582,7 +584,7 @@ def maximal_rate(
     pair = pair_of(model)
     # on the sphere recovery is no fixed point of the noise: what counts is to leave the origin
     if pair.spherical:
-        setting = SgdSetting.of(model, 0.0, None, None, key, averages, _SIZES)
+        setting = SgdSetting.of(pair, 0.0, key, averages, _SIZES)
         lowest = jnp.linalg.eigvalsh(_hessian(setting))[0]
         noise = jnp.mean(_averages(setting).gradient_noise, axis=0)[0, 0]
         return Estimate(jnp.maximum(-2.0 * lowest, 0.0) / noise, jnp.zeros(()))

@@ -49,12 +49,11 @@ from jaxsmi.sgd.hermite import (
     activation_coefficients,
     correlation,
     expectation,
-    flat,
     second_moment,
     series_average,
     square,
 )
-from jaxsmi.sgd.problem import Initial, Overlaps, check_gradient, gram_of, pair_of
+from jaxsmi.sgd.problem import Initial, Overlaps, check_gradient, gram_of
 
 # Signs of rows are flipped so that the symmetries of a model hold exactly, in so many copies
 # of a point: more copies leave fewer independent points.
@@ -191,7 +190,7 @@ class GridAverages(_SphereAverages):
     def risk_at(self, v: Array, stride: int = 1) -> Array:
         m, e, grid = self._settings(v)
         outer = grid.coarser(stride)
-        g, F = flat(self.loss.target), flat(self.loss.student)
+        g, F = self.loss.target, self.loss.student
         target = expectation(square(g), jnp.zeros_like(e), outer)
         student = expectation(square(F), e, outer)
         both = correlation(g, F, m, e, grid, outer)
@@ -199,11 +198,9 @@ class GridAverages(_SphereAverages):
 
     def noise_at(self, v: Array) -> Array:
         m, e, grid = self._settings(v)
-        g, F = flat(self.loss.target), flat(self.loss.student)
-        squares = expectation(eqx.Partial(_squares, F), e, grid)
-        target, student = eqx.Partial(_target_products, g), eqx.Partial(_products, F)
-        cross = correlation(target, student, m, e, grid, grid)
-        return 4.0 * self.loss.factor**2 * (squares + cross)
+        target = eqx.Partial(_target_products, self.loss.target)
+        student = eqx.Partial(_products, self.loss.student)
+        return 4.0 * self.loss.factor**2 * correlation(target, student, m, e, grid, grid)
 
     def rounding(self, M: Array, Q: Array) -> Array:
         """The change of the risk with half of the nodes."""
@@ -215,21 +212,19 @@ class GridAverages(_SphereAverages):
         return not concrete(self) or np.isfinite(second_moment(self.loss.target, self.pair.tokens))
 
 
-def _squares(f: Callable[[Array], Array], z: Array) -> Array:
-    """Σ_l ⟨F, ∂_l F⟩²: ()."""
-    return jnp.sum((jax.jacfwd(f)(z).T @ f(z)) ** 2)
-
-
 def _products(f: Callable[[Array], Array], z: Array) -> Array:
-    """-2 Σ_l ⟨F, ∂_l F⟩ ∂_l F, and Σ_l ∂_l F ⊗ ∂_l F: (k + k²,)."""
-    F, slopes = f(z), jax.jacfwd(f)(z).T
-    return jnp.concatenate([-2.0 * (slopes @ F) @ slopes, jnp.ravel(slopes.T @ slopes)])
+    """Σ_l ⟨F, ∂_l F⟩², -2 Σ_l ⟨F, ∂_l F⟩ ∂_l F and Σ_l ∂_l F ⊗ ∂_l F: (1 + k + k²,)."""
+    flat = lambda z: jnp.ravel(f(z))
+    slopes = jax.jacfwd(flat)(z).T
+    along = slopes @ flat(z)
+    square = jnp.sum(along**2)[None]
+    return jnp.concatenate([square, -2.0 * along @ slopes, jnp.ravel(slopes.T @ slopes)])
 
 
 def _target_products(f: Callable[[Array], Array], z: Array) -> Array:
-    """g and g ⊗ g: (k + k²,)."""
-    g = f(z)
-    return jnp.concatenate([g, jnp.ravel(g[:, None] * g)])
+    """1, g and g ⊗ g: (1 + k + k²,)."""
+    g = jnp.ravel(f(z))
+    return jnp.concatenate([jnp.ones(1, g.dtype), g, jnp.ravel(g[:, None] * g)])
 
 
 # Any link
@@ -354,31 +349,16 @@ class SgdSetting(NamedTuple):
     @classmethod
     def of(
         cls,
-        model: object,
-        start: Any,
-        student: object,
-        loss: Callable[[Array, Array], Array] | None,
-        key: PRNGKeyArray | None,
-        averages: Averages | None,
-        default_sizes: tuple[int, int],
-        coarse: bool = False,
-    ) -> SgdSetting:
-        """Validate the arguments of a call. Averages are exact where they can be, else on nets;
-        `default_sizes`: points of all nets, and nets, where the call says nothing."""
-        pair = pair_of(model, student, loss)
-        return cls.of_pair(pair, Initial.of(start), key, averages, default_sizes, coarse)
-
-    @classmethod
-    def of_pair(
-        cls,
         pair: TeacherStudent,
-        initial: Initial,
+        start: Any,
         key: PRNGKeyArray | None,
         averages: Averages | None,
         default_sizes: tuple[int, int],
         coarse: bool = False,
     ) -> SgdSetting:
-        """`of` a pair that is validated."""
+        """Validate the other arguments of a call. Averages are exact where they can be, else on
+        nets; `default_sizes`: points of all nets, and nets, where the call says nothing."""
+        initial = Initial.of(start)
         gram = gram_of(pair, initial.teacher)
         overlaps = Overlaps.of(pair, gram, initial.student)
         sizes = sizes_of(averages, *default_sizes)
