@@ -31,7 +31,7 @@ from jax.typing import ArrayLike
 import jaxsmi
 from jaxsmi.core import validate
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold, index_names
+from jaxsmi.core.solution import Estimate, Solution, Threshold, index_names
 from jaxsmi.thresholds.transitions import FirstOrder
 
 if TYPE_CHECKING:
@@ -179,25 +179,21 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
     )
     P = np.shape(solution.overlap)[0]
     square = ("index", "index_")
-    variables: dict[str, Any] = {
-        name: ((), np.asarray(getattr(solution, name))) for name in SCALARS
+    axes = {
+        **dict.fromkeys((*SCALARS, *OPTIONAL), ()),
+        **dict.fromkeys(MATRICES, square),
+        "cosine": ("index",),
+        "teacher_overlap": ("index", "teacher_index"),
+        "direction_overlap": ("index", "direction"),
     }
-    variables |= {name: (square, np.asarray(getattr(solution, name))) for name in MATRICES}
-    variables["cosine"] = (("index",), np.asarray(solution.cosine))
-    for name in OPTIONAL:
-        if getattr(solution, name, None) is not None:
-            variables[name] = ((), np.asarray(getattr(solution, name)))
-    if isinstance(solution, LearnerSolution):
-        axes = {
-            "teacher_overlap": ("index", "teacher_index"),
-            "direction_overlap": ("index", "direction"),
-        }
-        named = {name: getattr(solution, name) for name in axes}
-        named |= {f"{name}_stderr": error for name, error in solution.stderrs.items()}
-        for name, value in named.items():
-            if value is not None and np.size(value):
-                own = axes.get(name.removesuffix("_stderr"), square)
-                variables[name] = (own[: np.ndim(value)], np.asarray(value))
+    named = {name: (own, getattr(solution, name, None)) for name, own in axes.items()}
+    errors = getattr(solution, "stderrs", {})  # of a learner
+    named |= {f"{name}_stderr": (axes[name], error) for name, error in errors.items()}
+    variables: dict[str, Any] = {
+        name: (own, np.asarray(value))
+        for name, (own, value) in named.items()
+        if value is not None and np.size(value)
+    }
     if solution.weights is not None:
         weights = np.asarray(solution.weights)
         # one row an index, else the rows of a matrix, of several layers with one more axis
