@@ -59,10 +59,8 @@ from jaxsmi.sgd.problem import (
 from jaxsmi.sgd.sample_averages import sizes_of
 
 _SIZES = 2**17, 8  # points of all nets, and nets: M of two layers after 40 steps to 0.005
-_ROWS = 32  # rows of the basis in one product: empirical (8 to 32 take the same time)
 # A slope has something new where the rest is above rounding, relative to the slope.
 _NEW = 1e-13
-_CANCELLED = 0.1  # below it a rest is orthogonalised again: an error of ten roundings is left
 # Q beyond so many times its start, or one: a learning rate too large (as in smi.train, squared)
 _MAX_GROWTH = 1e4
 # Numbers of a net over its vectors, and samples of a batch in it, at least. Empirical: at a ratio
@@ -78,44 +76,18 @@ class _Basis(eqx.Module):
     used: Array
     points: int = eqx.field(static=True)
 
-    @property
-    def _blocks(self) -> Array:
-        # the vectors that are there are read, not the room for all steps
-        return (self.used + _ROWS - 1) // _ROWS
-
     def coefficients(self, x: Array) -> Array:
         """⟨x, v⟩ of some x (m, tokens · n) with all vectors v: (m, rows)."""
-
-        def block(i: Array, c: Array) -> Array:
-            part = lax.dynamic_slice_in_dim(self.vectors, i * _ROWS, _ROWS)
-            return lax.dynamic_update_slice_in_dim(c, part @ x.T, i * _ROWS, 0)
-
-        zero = jnp.zeros((len(self.vectors), len(x)), x.dtype)
-        return lax.fori_loop(0, self._blocks, block, zero).T / self.points
-
-    def combine(self, c: Array) -> Array:
-        """Σ_v c_v v of coefficients (m, rows)."""
-
-        def block(i: Array, x: Array) -> Array:
-            part = lax.dynamic_slice_in_dim(self.vectors, i * _ROWS, _ROWS)
-            return x + lax.dynamic_slice_in_dim(c, i * _ROWS, _ROWS, 1) @ part
-
-        zero = jnp.zeros((len(c), self.vectors.shape[1]), c.dtype)
-        return lax.fori_loop(0, self._blocks, block, zero)
+        return x @ self.vectors.T / self.points
 
     def extended(self, x: Array, floor: Array) -> tuple[_Basis, Array]:
         """The basis with a vector for each x, and the coefficients of all x. What is new in x is
         taken to be nothing, and its vector zero, where its size is at most `floor` (m,)."""
         c = self.coefficients(x)
-        rest = x - self.combine(c)
-
-        def again(rest: Array, c: Array) -> tuple[Array, Array]:
-            more = self.coefficients(rest)
-            return rest - self.combine(more), c + more
-
-        # what is new may be a millionth of a slope: rounding of the first pass is then removed
-        small = jnp.sum(rest**2, axis=1) < _CANCELLED**2 * jnp.sum(x**2, axis=1)
-        x, c = lax.cond(jnp.any(small), again, lambda *same: same, rest, c)
+        rest = x - c @ self.vectors
+        # twice: what is new may be a millionth of a slope, which rounding of one pass would hide
+        more = self.coefficients(rest)
+        x, c = rest - more @ self.vectors, c + more
         new: list[Array] = []
         own = []
         for v, least in zip(x, floor, strict=True):
@@ -124,7 +96,7 @@ class _Basis(eqx.Module):
                 v = v - a * u
             square = jnp.vdot(v, v) / self.points
             size = positive_root(square, least**2)
-            new.append(jnp.where(size > 0.0, v / jnp.where(size > 0.0, size, 1.0), 0.0))
+            new.append(v / jnp.where(size > 0.0, size, jnp.inf))
             own.append(jnp.stack([*among, size, *[jnp.zeros_like(size)] * (len(x) - len(new))]))
         c = lax.dynamic_update_slice(c, jnp.stack(own), (0, self.used))
         vectors = lax.dynamic_update_slice_in_dim(self.vectors, jnp.stack(new), self.used, 0)
@@ -202,7 +174,7 @@ class _Descent(eqx.Module):
         points = self._points(normals, frame)
         K0, tokens, n = points.normals.shape
         K, used = K0 + P * self.steps, tokens + K0
-        room = -(-(used + 2 * P * self.steps) // _ROWS) * _ROWS
+        room = used + 2 * P * self.steps
         dtype = points.normals.dtype
         constants = jnp.repeat(jnp.eye(tokens, dtype=dtype), n, axis=1)
         first = points.normals.reshape(K0, -1) / np.sqrt(tokens)
@@ -216,7 +188,7 @@ class _Descent(eqx.Module):
         fresh = fresh.at[: pair.fixed, :tokens].set(self._means(frame))
         L = jnp.zeros((P, K), dtype)
         L = L.at[:, :K0].set(jnp.concatenate(coordinates_of(frame, *self.start), axis=1))
-        z = basis.combine(L @ fresh).reshape(P, tokens, n)
+        z = (L @ fresh @ vectors).reshape(P, tokens, n)
         memory = jnp.zeros((K, room), dtype)
         state = _State(L, self.optimizer.init(L), basis, memory, z, z)
 
@@ -272,13 +244,13 @@ class _Descent(eqx.Module):
             for _ in range(2):
                 rest = rest - (memory @ rest) @ memory
             norm = positive_root(rest @ rest, (_NEW * size[p]) ** 2)
-            e = jnp.where(norm > 0.0, rest / jnp.where(norm > 0.0, norm, 1.0), 0.0)
+            e = rest / jnp.where(norm > 0.0, norm, jnp.inf)
             memory = lax.dynamic_update_slice(memory, e[None], (K0 + P * t + p, 0))
         data = fresh + memory / jnp.sqrt(self.alpha)
         gradient = self.alpha * c[:P] @ data.T
         update, optimizer = self.optimizer.update(gradient, state.optimizer, L)
         L = L + jnp.asarray(update)
-        fields = basis.combine(jnp.concatenate([L @ data, L @ fresh])).reshape(2, *S.shape)
+        fields = (jnp.concatenate([L @ data, L @ fresh]) @ basis.vectors).reshape(2, *S.shape)
         return _State(L, optimizer, basis, memory, *fields)
 
     def _selected(self, key: PRNGKeyArray, t: Array, n: int) -> Array:
