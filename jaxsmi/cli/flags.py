@@ -14,6 +14,7 @@ import difflib
 import functools
 import importlib
 import pathlib
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -27,7 +28,7 @@ class Argument(NamedTuple):
     """An argument of a function or of a constructor."""
 
     name: str
-    annotation: ast.expr | None
+    types: set[str]  # all names in its annotation; of a function only "Callable"
     default: str | None  # as it is written; None: required
     help: str
 
@@ -46,17 +47,20 @@ def read(target: str) -> Signature:
     definition: Any = _tree(module)
     for part in name.split("."):
         definition = next(x for x in definition.body if getattr(x, "name", None) == part)
-    text = ast.get_docstring(definition) or ""
+    doc = ast.get_docstring(definition) or ""
     # "depth, tokens: .." says the same of several
-    entries = [(x.arg_name.split(","), x.description or "") for x in google.parse(text).params]
+    entries = [(x.arg_name.split(","), x.description or "") for x in google.parse(doc).params]
     help = {name.strip(): " ".join(said.split()) for names, said in entries for name in names}
     arguments = []
     for name, annotation, default in _arguments(definition):
         said, written = help.get(name, ""), default and ast.unparse(default)
         if written not in (None, "None") and "Default" not in said:
             said = f"{said} Default {written}.".strip()
-        arguments.append(Argument(name, annotation, written, said))
-    return Signature(text.partition("\n\n")[0].replace("\n", " "), tuple(arguments))
+        text = "" if annotation is None else ast.unparse(annotation)
+        # what a function takes and returns are no types of the argument itself
+        types = set(re.findall(r"\w+", re.sub(r"Callable\[.*\]", "Callable", text)))
+        arguments.append(Argument(name, types, written, said))
+    return Signature(doc.partition("\n\n")[0].replace("\n", " "), tuple(arguments))
 
 
 @functools.cache  # a command reads the same module for several records
@@ -88,19 +92,6 @@ def _field_default(value: ast.expr | None) -> ast.expr | None:
     # eqx.field(static=True, default=..)
     named = {keyword.arg: keyword.value for keyword in value.keywords}
     return named.get("default", named.get("default_factory"))
-
-
-def names_in(annotation: ast.expr | None) -> set[str]:
-    """All names in an annotation; of a function only "Callable"."""
-    # what a function takes and returns are no types of the argument itself
-    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Callable":
-        return {"Callable"}
-    if isinstance(annotation, ast.Name):
-        return {annotation.id}
-    if isinstance(annotation, ast.Attribute):
-        return {annotation.attr}
-    nodes = [] if annotation is None else ast.iter_child_nodes(annotation)
-    return {name for node in nodes if isinstance(node, ast.expr) for name in names_in(node)}
 
 
 def public_functions(module: str) -> list[str]:
@@ -261,7 +252,7 @@ def flags_of(words: CommandLine) -> dict[str, Flag]:
 
 def _target_of(argument: Argument, words: CommandLine) -> str | None:
     """The target that makes an argument out of flags of its own."""
-    names = names_in(argument.annotation)
+    names = argument.types
     if argument.name == "learner" and words.command.learner:
         matrix = words.model in _MATRICES
         return "learners.matrix_erm:MatrixErm" if matrix else "learners.erm:Erm"
@@ -277,7 +268,7 @@ def _target_of(argument: Argument, words: CommandLine) -> str | None:
 
 def _word_type(argument: Argument) -> Any:
     """The type of the words that give an argument; None where words cannot."""
-    names = names_in(argument.annotation)
+    names = argument.types
     # a function has no words but those of the functions that the package has
     if argument.name == "loss" and "Callable" in names:
         return Literal[tuple(public_functions("learners.losses"))]
@@ -414,8 +405,7 @@ def with_records(solver: str, names: Sequence[str], settings: Mapping[str, Any])
     """
     keywords, words = dict(settings), list(names)
     for argument in read(COMMANDS[solver].target).arguments:
-        types = names_in(argument.annotation)
-        for target in [target for name, target in _RECORDS.items() if name in types]:
+        for target in [_RECORDS[name] for name in _RECORDS if name in argument.types]:
             # a loss is a function, which only a command makes of its name
             fields = [field for field in arguments_of(target) if field != "loss"]
             words = [x for x in words if x != argument.name or _word_type(argument)] + fields
