@@ -50,6 +50,7 @@ from jaxsmi.sgd.problem import (
     Initial,
     Overlaps,
     Rule,
+    as_modules,
     check_gradient,
     gram_of,
     is_even,
@@ -125,35 +126,6 @@ class _Points(NamedTuple):
     copies: int
 
 
-class _Sgd(eqx.Module):
-    """A `Rule` as a transformation of optax: U ← β U + λ L + κ F,   L ← L - U."""
-
-    rate: Array
-    momentum: Array | None
-    decay: Array | None
-    projected: bool = eqx.field(static=True)
-
-    def init(self, params: Array) -> tuple[Array, Array]:
-        """U, and the norms of the rows."""
-        return jnp.zeros_like(params), jnp.linalg.norm(params, axis=1, keepdims=True)
-
-    def update(
-        self, updates: Array, state: tuple[Array, Array], params: Array
-    ) -> tuple[Array, tuple[Array, Array]]:
-        """The change of L."""
-        U, norm = state
-        new = self.rate * updates
-        if self.decay is not None:
-            new = new + self.decay * params
-        if self.momentum is not None:
-            new = new + self.momentum * U
-        if not self.projected:
-            return -new, (new, norm)
-        after = params - new
-        after = after * norm / jnp.linalg.norm(after, axis=1, keepdims=True)
-        return after - params, (new, norm)
-
-
 class _Descent(eqx.Module):
     """Descent from one start: what does not depend on the net."""
 
@@ -161,7 +133,7 @@ class _Descent(eqx.Module):
     gram: Array
     start: Overlaps
     alpha: Array
-    optimizer: optax.GradientTransformation | _Sgd
+    optimizer: optax.GradientTransformation
     share: float | None = eqx.field(static=True)
     order: str = eqx.field(static=True)
     steps: int = eqx.field(static=True)
@@ -418,13 +390,20 @@ def _check_points(
     check(points >= least, "averages", f"{points} points in each of {nets} nets", allowed)
 
 
-def _optimizer(rule: Rule, alpha: Array, rows: int) -> optax.GradientTransformation | _Sgd:
+def _optimizer(rule: Rule, alpha: Array, rows: int) -> optax.GradientTransformation:
     """The optimiser of coordinates; `alpha`: samples of a step over dimension."""
     if rule.optimizer is None:
         check(rule.rate.ndim == 0 or len(rule.rate) == rows, "rate", rule.rate, f"{rows} numbers")
-        decay = None if rule.weight_decay is None else rule.weight_decay * alpha
-        rate = rule.rate.reshape(-1, 1)
-        return _Sgd(rate, rule.momentum, decay, rule.projection is not None)
+        # U ← β U + λ L + κ F,   L ← L - U
+        steps = [optax.scale(rule.rate.reshape(-1, 1))]
+        if rule.weight_decay is not None:
+            steps.append(optax.add_decayed_weights(rule.weight_decay * alpha))
+        if rule.momentum is not None:
+            steps.append(optax.trace(rule.momentum))
+        steps.append(optax.scale(-1.0))
+        if rule.projection is not None:
+            steps.append(optax.GradientTransformation(_norms, _keep_norms))
+        return as_modules(optax.chain(*steps))
     if concrete(rule.optimizer):
         with jax.ensure_compile_time_eval():
             allowed = (
@@ -434,6 +413,16 @@ def _optimizer(rule: Rule, alpha: Array, rows: int) -> optax.GradientTransformat
             commutes = validate.call_user_function("rate", _commutes, allowed, rule.optimizer, rows)
             check(commutes, "rate", "an optimiser", allowed)
     return rule.optimizer
+
+
+def _norms(rows: Array) -> Array:
+    return jnp.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def _keep_norms(updates: Array, norms: Array, params: Array) -> tuple[Array, Array]:
+    """Rows keep the norms of the start."""
+    after = params + updates
+    return after * norms / _norms(after) - params, norms
 
 
 def _commutes(optimizer: optax.GradientTransformation, rows: int) -> bool:

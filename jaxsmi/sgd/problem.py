@@ -92,10 +92,7 @@ class Rule(eqx.Module):
         allowed = "a finite number >= 0, or one for each row (P,)"
         self.optimizer = None
         if isinstance(rate, optax.GradientTransformation):
-            # modules, so that the numbers that it closes over are traced and differentiable
-            self.optimizer = optax.GradientTransformation(
-                as_module(rate.init), as_module(rate.update)
-            )
+            self.optimizer = as_modules(rate)
             own = is_zero(momentum) and is_zero(weight_decay) and projection is None
             check(own, "rate", "an optimiser", "a number beside momentum, decay or projection")
             rate = 0.0
@@ -140,6 +137,11 @@ class Rule(eqx.Module):
             dimension = validate.count("dimension", dimension)
         kappa = self.rate / divisor(reduction, self.batch_size, dimension or 1)
         return kappa if self.momentum is None else kappa / (1.0 - self.momentum)
+
+
+def as_modules(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Modules of its functions, whose numbers are then traced and differentiable."""
+    return optax.GradientTransformation(as_module(optimizer.init), as_module(optimizer.update))
 
 
 class Initial(eqx.Module):
