@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -415,14 +415,14 @@ def _optimizer(rule: Rule, alpha: Array, rows: int) -> optax.GradientTransformat
     return rule.optimizer
 
 
-def _norms(rows: Array) -> Array:
-    return jnp.linalg.norm(rows, axis=1, keepdims=True)
+def _norms(params: Any) -> Array:
+    return jnp.linalg.norm(params, axis=1, keepdims=True)
 
 
-def _keep_norms(updates: Array, norms: Array, params: Array) -> tuple[Array, Array]:
-    """Rows keep the norms of the start."""
+def _keep_norms(updates: Any, state: Any, params: Any = None) -> tuple[Array, Array]:
+    """Rows keep the norms of the start, which are the state."""
     after = params + updates
-    return after * norms / _norms(after) - params, norms
+    return after * state / _norms(after) - params, state
 
 
 def _commutes(optimizer: optax.GradientTransformation, rows: int) -> bool:
