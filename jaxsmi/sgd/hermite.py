@@ -20,7 +20,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, as_module
 from jaxsmi.core.validate import Interval
 from jaxsmi.models.teacher_student import HermiteSeries, Network
-from jaxsmi.numerics.quadrature import hermite, hermite_polynomials, legendre
+from jaxsmi.numerics.quadrature import hermite, hermite_polynomials, legendre_panel
 
 # Step and half width by the number of tokens: errors of 1e-13 for one and two, 1e-10 for three and
 # 1e-8 for four tokens of softmax attention, whose table fits into memory.
@@ -148,8 +148,6 @@ def _noise_average(f: _Function, mean: Array, variance: Array, *, count: int) ->
     weights = np.prod(product(mass), axis=-1).ravel()
     # its derivative is never taken: the rule below has the heat equation's instead
     s = jnp.sqrt(jnp.maximum(variance, 0.0))
-    if count == 1:
-        return f(mean)
 
     def one(total: Array, node: tuple[Array, Array]) -> tuple[Array, None]:
         xi, weight = node
@@ -200,7 +198,7 @@ def _noise_average_jvp(
     )
 
 
-_HALF_WIDTH = 13.0  # of the integrals over one number: a Gaussian has 1e-38 of its mass outside
+_WIDTH = 13.0  # of the integrals over one number: a Gaussian has 1e-38 of its mass outside
 _LEGENDRE_NODES = 200  # Gauss-Legendre on each half: errors of 1e-14 for ReLU and erf
 # Of a divergent second moment most lies in the last twentieth of a grid, which holds 1e-12 of a
 # Gaussian; a thousandth there distinguishes the two.
@@ -326,11 +324,10 @@ def _projections(
 
 def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:
     """c_k = E σ(N) h_k(N) for k <= degree: Gauss-Legendre on either side of a kink at zero."""
-    half = 0.5 * _HALF_WIDTH
-    x, w = legendre(_LEGENDRE_NODES)
     # split at zero, where ReLU and its kin have their kink
-    x = np.concatenate([half * (x - 1.0), half * (x + 1.0)])
-    weights = np.tile(half * w, 2) * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+    halves = [legendre_panel(_LEGENDRE_NODES, *ends) for ends in ((-_WIDTH, 0.0), (0.0, _WIDTH))]
+    x, w = np.concatenate(halves, axis=1)
+    weights = w * np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
     nodes = jnp.asarray(x)
     return hermite_polynomials(nodes, degree) @ (jax.vmap(activation)(nodes) * weights)
 

@@ -130,8 +130,9 @@ def averages(
         averages: See `risk`.
 
     Returns:
-        The averages, with fields `fixed` A_T (P, k), `student_gradient` A_Z (P, P), `square` N_s
-        (P, P) and `risk`; and their standard errors, zero where nothing is sampled.
+        The averages, with fields `teacher_gradient` A_T (P, k), `student_gradient` A_Z (P, P),
+        `gradient_noise` N_s (P, P) and `risk`; and their standard errors, zero where nothing is
+        sampled.
 
     Raises:
         ValueError: In the cases of `risk`.

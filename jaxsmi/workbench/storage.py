@@ -31,7 +31,7 @@ from jax.typing import ArrayLike
 import jaxsmi
 from jaxsmi.core import validate
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Estimate, Solution, Threshold, index_names
+from jaxsmi.core.solution import Solution, Threshold, index_names
 from jaxsmi.thresholds.transitions import FirstOrder
 
 if TYPE_CHECKING:
@@ -291,16 +291,6 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
     allowed = f"a netCDF file: a path that ends with {', '.join(_SUFFIXES)}"
     validate.check(named.suffix in _SUFFIXES, "path", str(path), allowed)
     _try_folder("path", named.parent, "a file in a folder that exists and can be written")
-    items = list(item.values()) if isinstance(item, dict) else [item]
-    allowed = (
-        "a Solution, a Curve or other sequence of them, a Threshold or a list of them, a "
-        "FirstOrder, an xarray.Dataset, or a dict of these"
-    )
-    storable = lambda x: (
-        isinstance(x, Solution | Threshold | FirstOrder | xarray.Dataset)
-        or (hasattr(x, "__iter__") and not isinstance(x, Estimate | str))
-    )
-    validate.check(all(map(storable, items)), "item", item, f"{allowed} (pickle stores any other)")
     parts: dict[str, xarray.Dataset] = {}
     if isinstance(item, dict):
         described = _described(groups=", ".join(map(str, item)), **attributes)
@@ -391,10 +381,15 @@ def _dataset(item: Any, **attributes: object) -> xarray.Dataset:
         return arrays(vars(item), **attributes)
     if isinstance(item, FirstOrder):
         return arrays(named_leaves(item), transition=item.kind, **attributes)
-    items = list(item)
+    items = list(item) if isinstance(item, Iterable) else [item]
     if items and all(isinstance(x, Threshold) for x in items):
         # each field of all thresholds, with the threshold as the leading axis
         return arrays(vars(jax.tree.map(lambda *x: np.stack(x), *items)), **attributes)
+    allowed = (
+        "a Solution, a Curve or other sequence of them, a Threshold or a list of them, a "
+        "FirstOrder, an xarray.Dataset, or a dict of these (pickle stores any other)"
+    )
+    validate.check(all(isinstance(x, Solution) for x in items), "item", item, allowed)
     return stack(items, **attributes)
 
 
