@@ -42,7 +42,6 @@ from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_moving, pair_of
 from jaxsmi.sgd.sample_averages import (
     AbstractAverages,
     AbstractMotion,
-    GradientMoments,
     SgdSetting,
     spread,
 )
@@ -105,23 +104,6 @@ class Flow(eqx.Module):
         return results.message(self.result, "training")
 
 
-def velocity(
-    moments: GradientMoments,
-    x: Overlaps,
-    kappa: ArrayLike,
-    decay: ArrayLike = 0.0,
-    projected: bool = False,
-) -> Overlaps:
-    """dM/dt and dQ/dt (module docstring)."""
-    dM = -moments.teacher_gradient - decay * x.M
-    A_Z = moments.student_gradient
-    dQ = -(A_Z + A_Z.T) + kappa * moments.gradient_noise - 2.0 * decay * x.Q
-    if not projected:
-        return Overlaps(dM, dQ)
-    a = jnp.diagonal(dQ) / (2.0 * jnp.diagonal(x.Q))
-    return Overlaps(dM - a[:, None] * x.M, dQ - a[:, None] * x.Q - x.Q * a)
-
-
 class RowMotion(AbstractMotion):
     """Overlaps move by themselves (module docstring)."""
 
@@ -136,8 +118,15 @@ class RowMotion(AbstractMotion):
         return self.initial
 
     def velocity(self, averages: AbstractAverages, state: Overlaps) -> Overlaps:
-        moments = averages.at(state.M, state.Q, self.noisy)
-        return velocity(moments, state, self.kappa, self.decay, self.projected)
+        M, Q = state
+        moments = averages.at(M, Q, self.noisy)
+        dM = -moments.teacher_gradient - self.decay * M
+        A_Z = moments.student_gradient
+        dQ = -(A_Z + A_Z.T) + self.kappa * moments.gradient_noise - 2.0 * self.decay * Q
+        if not self.projected:
+            return Overlaps(dM, dQ)
+        a = jnp.diagonal(dQ) / (2.0 * jnp.diagonal(Q))
+        return Overlaps(dM - a[:, None] * M, dQ - a[:, None] * Q - Q * a)
 
     def overlaps(self, state: Overlaps) -> Overlaps:
         return state

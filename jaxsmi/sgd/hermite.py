@@ -66,17 +66,15 @@ class TokenGrid(NamedTuple):
 def tabulate(function: _Function, nodes: ArrayLike, length: int) -> Array:
     """The values of a function of (L,) on the grid, flattened: (n,) * L + (k,)."""
     nodes = jnp.asarray(nodes)
-    flat = lambda z: jnp.ravel(function(z))
-    if length == 1:
-        return jax.vmap(lambda x: flat(x[None]))(nodes)
-    mesh = jnp.meshgrid(*([nodes] * (length - 1)), indexing="ij")
-    inner = jnp.stack(mesh, axis=-1).reshape(-1, length - 1)
+    mesh = np.indices((len(nodes),) * (length - 1))
+    inner = nodes[mesh.reshape(length - 1, len(nodes) ** (length - 1)).T]
 
     def row(first: Array) -> Array:
-        return jax.vmap(lambda rest: flat(jnp.concatenate([first[None], rest])))(inner)
+        at = lambda rest: jnp.ravel(function(jnp.concatenate([first[None], rest])))
+        return jax.vmap(at)(inner)
 
     # rows one after the other from three tokens on: a function's own temporaries fill memory
-    table = jax.vmap(row)(nodes) if length == 2 else lax.map(row, nodes)
+    table = jax.vmap(row)(nodes) if length <= 2 else lax.map(row, nodes)
     return table.reshape(*(len(nodes),) * length, -1)
 
 
@@ -171,12 +169,7 @@ class _Change(eqx.Module):
     def __call__(self, z: Array) -> Array:
         value = lambda f, z: f(z)
         slope = eqx.filter_jvp(value, (self.f, z), (self.df, self.dmean))[1]
-
-        def second(direction: Array) -> Array:
-            along = lambda x: jax.jvp(self.f, (x,), (direction,))[1]
-            return jax.jvp(along, (z,), (direction,))[1]
-
-        laplacian = jnp.sum(jax.vmap(second)(jnp.eye(len(z), dtype=z.dtype)), axis=0)
+        laplacian = jnp.trace(jax.jacfwd(jax.jacfwd(self.f))(z), axis1=-2, axis2=-1)
         return slope + 0.5 * self.dvariance * laplacian
 
 

@@ -14,8 +14,9 @@ from whole_vectors import whole_vectors
 import jaxsmi as smi
 from helpers import keys, mean_and_error
 from jaxsmi.core.results import Result
-from jaxsmi.sgd.gradient_flow import velocity
-from jaxsmi.sgd.problem import Overlaps
+from jaxsmi.sgd.gradient_flow import RowMotion
+from jaxsmi.sgd.problem import Overlaps, pair_of
+from jaxsmi.sgd.sample_averages import SgdSetting
 
 SGD = smi.sgd
 SLOW = pytest.mark.slow
@@ -55,8 +56,10 @@ def test_drift_is_the_mean_step_of_the_chain():
     model, d, gamma, v = SGD.semantic_positional(0.67), 10**6, 3.0, np.array([0.5, 0.4])
     one = SGD.simulate(model, keys(40_000), dimension=d, rate=gamma, alpha=1 / d, start=v)
     mean, error = mean_and_error((np.asarray(one.end)[:, 0] - v) * d / gamma)
-    moments, x = SGD.averages(model, v)[0], Overlaps(jnp.asarray(v)[None], jnp.eye(1))
-    drift = lambda kappa: np.asarray(velocity(moments, x, kappa, projected=True).M[0])
+    averages = SgdSetting.of(pair_of(model), v, None, None, (2, 2)).averages
+    x = Overlaps(jnp.asarray(v)[None], jnp.eye(1))
+    motion = lambda kappa: RowMotion(x, kappa, jnp.zeros(()), noisy=True, projected=True)
+    drift = lambda kappa: np.asarray(motion(kappa).velocity(averages, x).M[0])
     assert (np.abs(mean - drift(gamma)) < 4.5 * error).all()
     np.testing.assert_allclose(drift(0.0), [0.019787, 0.011424], atol=1e-6)  # Table 6
     assert np.abs(drift(gamma) - drift(0.0)).max() > 2 * error.max()  # the N_s term shows
