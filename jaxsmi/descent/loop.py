@@ -170,21 +170,20 @@ class Descent(AbstractSolver[Runs]):
         data, size = self.data, self._size
         if isinstance(data, Stream):
             inputs, labels = data.draw(jax.random.fold_in(key, step), size)
-        elif order.size == 0:
-            inputs, labels = data.stored_inputs, data.labels
+            return order, (inputs, labels, jnp.ones(size, bool))
+        if order.size == 0:
+            inside = jnp.ones(data.samples, bool)
             if self.gradient.order == "bernoulli":
-                draw = jax.random.fold_in(key, step)
-                inside = jax.random.bernoulli(draw, size / data.samples, labels.shape[:1])
-                return order, (inputs, labels, inside)
-        else:
-            place = step % -(-data.samples // size)  # among the batches of an epoch
-            order = lax.cond(place == 0, lambda: self.order(key, step), lambda: order)
-            chosen = place * size + jnp.arange(size)
-            inside = chosen < data.samples
-            # static shapes: a smaller last batch repeats a sample, and the mask leaves it out
-            chosen = order[jnp.where(inside, chosen, 0)]
-            return order, (data.stored_inputs[chosen], data.labels[chosen], inside)
-        return order, (inputs, labels, jnp.ones(len(labels), bool))
+                share = size / data.samples
+                inside = jax.random.bernoulli(jax.random.fold_in(key, step), share, inside.shape)
+            return order, (data.stored_inputs, data.labels, inside)
+        place = step % -(-data.samples // size)  # among the batches of an epoch
+        order = lax.cond(place == 0, lambda: self.order(key, step), lambda: order)
+        chosen = place * size + jnp.arange(size)
+        inside = chosen < data.samples
+        # static shapes: a smaller last batch repeats a sample, and the mask leaves it out
+        chosen = order[jnp.where(inside, chosen, 0)]
+        return order, (data.stored_inputs[chosen], data.labels[chosen], inside)
 
     def _loss(self, weights: Array, inputs: Array, labels: Array, inside: Array) -> Array:
         outputs = self.model.student.outputs(weights, inputs)
