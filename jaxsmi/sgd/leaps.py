@@ -225,6 +225,9 @@ def exponents(
     ]
     check(shapes[0] == shapes[-1], "student", f"answers of shape {shapes[-1]}", f"{shapes[0]}")
     g, *rest = [_expansion(f, L, highest, key, *sizes) for f in links]
+    # products of coefficients need both of the same orders, and on the same nets
+    if not all(x.sampled == g.sampled and np.array_equal(x.orders, g.orders) for x in rest):
+        g, *rest = [sampled_expansion(f, L, highest, key, *sizes) for f in links]
     return _exponents(g, rest[0] if rest else None, rows, tokens, part)
 
 

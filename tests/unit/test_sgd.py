@@ -165,6 +165,11 @@ def test_sampled_exponents_and_those_of_links():
     product = lambda z: z[0] * z[1] + (z[2] ** 3 - 3 * z[2]) * z[3]
     found = SGD.exponents(product, 6, degree=4, student=SGD.Network(jax.nn.relu))
     assert (found.order, found.student_order) == (2, 2)
+    # one of the two is a list of terms, or on a grid: both are sampled
+    terms = series({(2, 0, 0, 0, 0): 1.0, (1, 1, 0, 0, 0): 1.0})
+    assert SGD.exponents(terms, 5, degree=3, student=SGD.Network(jax.nn.relu)).student_order == 2
+    signs = lambda z: jnp.sign(z[0] * z[1] * z[2])
+    assert SGD.exponents(signs, 3, degree=3, student=series({(1, 1, 1): 1.0})).student_order == 3
     assert (np.abs(found.levels[2:5] - [1.0, 0.0, 6.0]) < 5 * found.errors[2:5]).all()
     parity = SGD.exponents(smi.links.square_plus_sign_parity(), generative=True)
     assert parity.steps == ((2, (0,)), (2, (1, 2)))
