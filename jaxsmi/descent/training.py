@@ -347,7 +347,9 @@ def check_settings(
     watched = monitor.patience is None or test is not None or teacher is not None
     check(watched, "patience", monitor.patience, allowed)
     if monitor.target is not None:
-        allowed = "None without a teacher of as many rows as the student"
+        rows = model.student.shape(data.dimension)[0]
+        found = "none" if teacher is None else f"one of {teacher.shape[0]} rows"
+        allowed = f"None without a teacher of {rows} rows, as the student's; there is {found}"
         compared = teacher is not None and model.metric.comparable(teacher)
         check(compared, "target", monitor.target, allowed)
     if isinstance(data, Stream):
