@@ -56,7 +56,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(DEMO)  ## learn a deep attention model, and say where the results lie (under out/)
-	$(BIN)/jaxsmi run deep-attention --dimension 500 --out $(OUT) --overwrite
+	$(BIN)/jaxsmi run deep-attention --dimension 500 --tolerance 0.01 --out $(OUT) --overwrite
 	@echo
 	@echo "The results lie in $(OUT)/:"
 	@find $(OUT) -type f | sort | sed 's/^/  /'
