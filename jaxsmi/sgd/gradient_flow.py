@@ -159,6 +159,12 @@ class _FlowEquation(eqx.Module):
         iteration = validate.settings("iteration", iteration, Iteration, allowed)
         unused = iteration.damping is None and iteration.newton is None
         check(unused, "iteration", iteration, allowed)
+        # momentum multiplies steps by 1/(1 - β) for slow overlaps, decay as well as learning
+        kappa = rule.per_sample()
+        decay = jnp.zeros(()) if rule.weight_decay is None else rule.weight_decay
+        decay = decay if rule.momentum is None else decay / (1.0 - rule.momentum)
+        allowed = "0, as there is no learning rate to scale it"
+        check((kappa > 0.0) | (decay == 0.0), "weight_decay", decay, allowed)
         loss = rule.gradient.loss
         pair = pair_of(model, student, loss, AbstractFlowTeacher)
         initial, factors = Initial.of(start), None
@@ -167,12 +173,6 @@ class _FlowEquation(eqx.Module):
         setting = SgdSetting.of(pair, initial, key, averages, _SIZES, coarse=True)
         # a flow at rest would integrate to its last time, and return the start
         check_moving(setting.pair, setting.overlaps.M)
-        # momentum multiplies steps by 1/(1 - β) for slow overlaps, decay as well as learning
-        kappa = rule.per_sample()
-        decay = jnp.zeros(()) if rule.weight_decay is None else rule.weight_decay
-        decay = decay if rule.momentum is None else decay / (1.0 - rule.momentum)
-        allowed = "0, as there is no learning rate to scale it"
-        check((kappa > 0.0) | (decay == 0.0), "weight_decay", decay, allowed)
         rtol = jnp.asarray(_RTOL) if iteration.tolerance is None else iteration.tolerance
         # N_s costs as much as the gradient, so it is left out where it is known to vanish
         noisy = not (concrete(kappa) and float(kappa) == 0.0)
