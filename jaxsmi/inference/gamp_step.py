@@ -439,8 +439,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
     def bethe(self, state: GampState) -> Bethe:
         r"""Bethe free entropy and stability of a fixed point, per entry of a row of the signal.
 
-            Φ = (1/n) [log Z_w(b, A) - 2w b·Ŵ + w tr A (Ŵ Ŵᵀ + n C)]
-                + (1/n) Σ_μ [log Z_out(y_μ; ω_μ, V) + w Σ_m g_mᵀ V g_m],     w = ½ (symmetric: ¼)
+            Φ = (1/n) [log Z_w(b, A) - 2χ b·Ŵ + χ tr A (Ŵ Ŵᵀ + n C)]
+                + (1/n) Σ_μ [log Z_out(y_μ; ω_μ, V) + χ Σ_m g_mᵀ V g_m],     χ = ½ (symmetric: ¼)
 
         It is stationary in Ŵ, C and ω, so that errors of these enter to second order, and its
         derivative in a number of the model is that of log Z_w and log Z_out at fixed messages. A
