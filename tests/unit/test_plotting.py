@@ -209,6 +209,15 @@ def test_other_errors_of_learners_are_drawn_in_the_order_of_their_curves(ax):
     assert other.get_ylabel() == "mean squared error"
 
 
+def test_runs_of_a_learner_are_markers_in_the_colour_of_its_theory(ax):
+    curves = [synthetic.curve(), synthetic.curve(), [synthetic.solution("gamp")]]
+    plotting.risk_against_alpha(curves, ["Bayes", "ridge", "ridge, D = 500"], ax)
+    bayes, ridge, runs = ax.lines
+    assert runs.get_color() == ridge.get_color() != bayes.get_color()
+    assert [line.get_linestyle() for line in (bayes, ridge, runs)] == ["-", "--", "None"]
+    assert len(ax.collections) == 3
+
+
 def test_a_sweep_has_error_bands():
     """By the spread of several seeds, of one seed by its solution."""
     xarray = pytest.importorskip("xarray")

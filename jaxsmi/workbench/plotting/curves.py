@@ -31,6 +31,7 @@ _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 # codes of theory at a fixed point
 _REACHED = (Result.SUCCESS, Result.RECOVERED, Result.UNSTABLE)
+_THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others are runs
 _STEP, _SOLVER_STEP = "iteration", "accelerated step"
 _ALPHA = r"sample complexity $\alpha$"
 _OVERLAP = r"overlap $Q/\rho$"
@@ -319,12 +320,14 @@ def risk_against_alpha(
     quantity: str = "error",
     values: Sequence[Estimate] | None = None,
 ) -> Axes:
-    """Draw an error of several learners against α, with bands of two standard errors; crosses where
-    no fixed point was reached, open circles where it is unstable.
+    """Draw an error of several learners against α: theory as lines with bands of two standard
+    errors, crosses where no fixed point was reached and open circles where it is unstable; runs as
+    markers in the colour of the curve before them.
 
     Args:
-        curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes.
-        labels: Names of the learners.
+        curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; after
+            each, if there are some, its runs on data (`gamp`, `train`).
+        labels: Names of the curves.
         ax: Axes to draw in. Default None: new ones.
         quantity: "error" (the mean squared error), "test_loss", "train_loss" or "energy"; with
             `values` their name on the axis. Default "error".
@@ -349,15 +352,18 @@ def risk_against_alpha(
     sizes = [(len(curve),) for curve in curves]
     shapes = [np.shape(np.atleast_1d(estimate.value)) for estimate in values]
     check(shapes == sizes, "values", f"numbers of shapes {shapes}", f"those of shapes {sizes}")
-    ax = drawing.axes_or_new(ax)
-    for k, (solutions, estimate, label) in enumerate(zip(curves, values, labels, strict=True)):
+    ax, k = drawing.axes_or_new(ax), -1
+    for solutions, estimate, label in zip(curves, values, labels, strict=True):
+        theory = all(x.kind in _THEORY for x in solutions)
+        k = max(k + theory, 0)
         order = np.argsort([float(x.alpha) for x in solutions])
         curve = [solutions[n] for n in order]
         alpha = np.array([float(x.alpha) for x in curve])
         value, error = (np.atleast_1d(np.asarray(x, float))[order] for x in estimate)
         codes = np.array([int(point.result) for point in curve])
-        marker = "." if len(curve) < 12 else ""  # points of a coarse curve are shown
-        ax.plot(alpha, value, label=label, color=colour(k), marker=marker, **line(k))
+        # points of a coarse curve are shown
+        look = line(k) | {"marker": "." if len(curve) < 12 else "", "color": colour(k)}
+        ax.plot(alpha, value, label=label, **(look if theory else markers(k)))
         drawing.band(ax, alpha, value - 2.0 * error, value + 2.0 * error, colour(k))
         failed, unstable = ~np.isin(codes, _REACHED), codes == Result.UNSTABLE
         for name, where, look in (("no fixed point", failed, CROSS), ("unstable", unstable, _RING)):
