@@ -176,7 +176,10 @@ def _overlaps(results: xarray.Dataset) -> str:
     diagonal = lambda name: np.einsum("...pp->...p", results[name].values)
     Q, errors = diagonal("overlap"), diagonal("stderr")  # (.., seed, alpha, P)
     seeds, _, P = Q.shape[-3:]
-    spread = np.std(Q, -3, ddof=1) / np.sqrt(seeds) if seeds > 1 else errors[..., 0, :, :]
+    # of few seeds the spread is itself uncertain, and of exact averages it is zero
+    spread = np.sqrt(np.sum(errors**2, -3)) / seeds
+    if seeds > 1:
+        spread = np.fmax(spread, np.std(Q, -3, ddof=1) / np.sqrt(seeds))
     Q, codes = Q.mean(-3), results.result.values
     rows = [[*axes, *(["overlap"] if P == 1 else [f"overlap {p + 1}" for p in range(P)]), "result"]]
     for point in list(np.ndindex(Q.shape[:-1]))[:_MOST_ROWS]:

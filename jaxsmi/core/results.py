@@ -46,6 +46,9 @@ class Result(enum.IntEnum):
         6,
         "Too many inner integrals missed their tolerance: raise the channel's max_nodes, or its "
         "tolerance.",
+        None,
+        "Too many proximal points missed their tolerance: give the loss its proximal point, prox=, "
+        "or places where the search begins, starts=.",
     )
     MARGINAL = (
         7,
@@ -101,6 +104,8 @@ class Result(enum.IntEnum):
         "The iteration diverged: try iteration=smi.Iteration(damping=0.3) or more damping, "
         "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension.",
         "The run diverged: take a lower learning rate.",
+        "Norms grow without bound. Without a ridge the minimum is not unique, or lies at infinity: "
+        "labels can be fitted exactly, or separated. Take a small ridge, as ridge=1e-6.",
     )
     NONFINITE = (
         4,

@@ -58,6 +58,10 @@ NETS = 16
 _SIGNIFICANT = 5.0
 _SUSPECT = 2.0  # above which V̂ is taken by parts
 _NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
+# Q or V without a ridge, of a run that took all its steps, and of one that seems to have ended.
+# Least squares have V = 1/(α - 1) above the interpolation threshold; where labels can be fitted
+# V grows without bound.
+_UNBOUNDED, _INFINITE = 1e4, 1e8
 # Where a run that does not end begins to come down, and steps to λ (empirical: of the logistic loss
 # at α = 50 factors of 10 fail at λ = 0.01, of 3.2 at 0.003)
 _EASY_RIDGE, _RIDGES = 0.1, 8
@@ -369,6 +373,11 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
         bars = self._bars(x, Moves(value, values), Moves(measured, each), push, J)
         code, errors = judged(run, self.learner, answers, stability, bars, vars(x))
+        size = jnp.maximum(jnp.max(jnp.abs(x.overlap)), jnp.max(jnp.abs(x.covariance)))
+        bound = jnp.where(code == Result.MAX_STEPS, _UNBOUNDED, _INFINITE)
+        unbounded = jnp.all(self.learner.ridge == 0.0) & (size > bound)
+        unbounded &= self.learner.penalty is not None  # a posterior is bounded by its prior
+        code = jnp.where(unbounded, Result.DIVERGED, code)
         if self.learner.penalty is None:
             # a posterior minimises no risk: zeros stand for its losses in all averages
             unknown = lambda a: missing_array(a.shape, a.dtype)

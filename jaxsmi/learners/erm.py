@@ -260,9 +260,14 @@ class Erm(AbstractIndexLearner):
 
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError for labels other than ±1 of a loss of margins."""
-        margins = (as_module(losses.logistic), as_module(losses.hinge))
-        if any(bool(eqx.tree_equal(self.loss, loss)) for loss in margins):
+        if self.of_margins:
             check_outcomes(labels, (1.0, -1.0), jnp.all(jnp.abs(labels) == 1.0))
+
+    @property
+    def of_margins(self) -> bool:
+        """The loss is one of labels ±1."""
+        margins = (as_module(losses.logistic), as_module(losses.hinge))
+        return any(bool(eqx.tree_equal(self.loss, loss)) for loss in margins)
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
         """Return ℓ(ŷ, y) of each sample."""
@@ -380,10 +385,18 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     student = learner.network
     noise = _probes((model.channel.noise_size,), 2)
     labels = _labels_of(model.channel, _probes((model.indices, model.channel.tokens), 1), noise)
+    allowed = (
+        "smi.losses.squared or another of real labels; or a model of labels ±1: smi.links.sign()"
+    )
+    signs = not learner.of_margins or bool(jnp.all(jnp.abs(labels) == 1.0))
+    check(signs, "loss", "one for labels +1 and -1, which this model does not make", allowed)
     # twice as wide: kinks beyond one standard deviation are seen, too
     fields = 2.0 * _probes((student.indices, student.tokens), 0)
     loss = learner.sample_loss
-    allowed = f"a function of the prediction and a label of shape {labels.shape[1:]} to one number"
+    allowed = (
+        f"a function of the prediction and a label of shape {labels.shape[1:]} to one number, such "
+        "as smi.losses.huber(1.0)"
+    )
     pair = labels[0], fields[0]
     shape = validate.call_user_function("loss", jax.eval_shape, allowed, loss, *pair).shape
     check(shape == (), "loss", f"one of shape {shape}", allowed)

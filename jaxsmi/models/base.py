@@ -41,8 +41,8 @@ _RUN_INPUTS = (
 )
 _NEW_INPUTS = "If the data of the run were standardised or whitened, pass data.whitened(inputs)."
 _MODEL = (
-    "a model with a prior and a channel, such as smi.DeepAttention(2, 2) (for a "
-    "SequenceSingleIndex: the functions of smi.sgd)"
+    "a model with a prior and a channel, such as smi.DeepAttention(2, 2): the first argument, "
+    "before data and α (for a SequenceSingleIndex: the functions of smi.sgd)"
 )
 
 

@@ -345,8 +345,8 @@ class MultiIndex(IndexModel):
         noise: Variance Δ >= 0 of the label noise. Default 0.
         prior: Prior of the rows of W. Default: iid N(0, 1).
         log_likelihood: log p(y|Z) as a function of (y, Z), normalised, instead of Gaussian noise.
-            Alone it serves `gamp` on data of your own; `sample` and `state_evolution` must draw
-            labels, by one of the next two.
+            Beside a link it serves `gamp` on data of your own; `sample` and `state_evolution` must
+            draw labels, by one of the next two.
         sampler: Draws a label from (key, Z), beside a link, E[y|Z].
         outcomes: All labels (K, ...), if they are few: drawn with the probabilities of
             log_likelihood. The link is then E[y|Z] unless it is given.
@@ -408,7 +408,9 @@ class MultiIndex(IndexModel):
                 link = labels.mean
                 name = name or _name_of(log_likelihood)
             link = validate.function(
-                "link", link, "a JAX function (E[y|z] beside a sampler=), or a channel="
+                "link",
+                link,
+                "a JAX function (E[y|z] beside a log_likelihood= without outcomes=), or a channel=",
             )
             self.name = name or _name_of(link)
             law = as_module(link)
@@ -623,9 +625,19 @@ def _check_likelihood(
     check(shape == (), "log_likelihood", f"an answer of shape {shape}", allowed)
     if labels.outcomes is None:
         return
-    total = jnp.sum(labels.odds(jnp.asarray(z)))
-    allowed = "probabilities of the outcomes that add up to one"
-    check(jnp.abs(total - 1.0) <= _SUM_ROUNDING, "log_likelihood", total, allowed)
+    # of counts that were cut off, the lost ones are those of large fields
+    sizes = np.array([-4.0, -2.0, -1.0, 1.0, 2.0, 4.0])
+    fields = sizes[:, None, None] * z / np.max(np.abs(z))
+    totals = jax.vmap(lambda z: jnp.sum(labels.odds(z)))(jnp.asarray(fields))
+    found = "other ones"
+    if concrete(totals):
+        k = np.argmax(np.nan_to_num(np.abs(np.asarray(totals) - 1.0), nan=np.inf))
+        found = f"{float(totals[k]):.4g} in all at a field {sizes[k]:g}"
+    allowed = (
+        "probabilities of the outcomes that add up to one at fields up to four in size (of counts, "
+        "list more of them)"
+    )
+    check(jnp.all(jnp.abs(totals - 1.0) <= _SUM_ROUNDING), "log_likelihood", found, allowed)
 
 
 def output_shape(

@@ -355,7 +355,8 @@ def softmax(classes: int = 3, tolerance: float | None = None, prior: Prior = Non
 
     Args:
         classes: Number of classes, and indices P, at least 2. Default 3.
-        tolerance: As in `MultiIndex`. Default None.
+        tolerance: Error of g, relative to 1 + max|g|, that integrals aim at. Default 1e-3, 1e-2 for
+            more than three fields.
         prior: Prior of the rows of W. Default: iid N(0, 1).
 
     Returns:
@@ -395,7 +396,8 @@ def poisson(
 
     Args:
         size: Factor of z in the logarithm of the mean, a number > 0. Default 1.
-        tolerance: As in `MultiIndex`. Default None.
+        tolerance: Error of g, relative to 1 + max|g|, that integrals aim at. Default 1e-3, 1e-2 for
+            more than three fields.
         prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:

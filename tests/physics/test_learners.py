@@ -300,6 +300,18 @@ def test_steps_through_larger_ridges_are_those_of_the_history():
     assert int(end.steps) + 1 == np.sum(np.isfinite(end.history["overlap"][:, 0, 0]))
 
 
+@pytest.mark.parametrize("alpha", [0.9, 1.0])
+def test_without_a_ridge_labels_that_can_be_fitted_have_no_minimum_of_their_own(alpha):
+    """Above α = 1 least squares have V = 1/(α - 1)."""
+    learner = smi.Erm(ridge=0.0)
+    end = smi.state_evolution(smi.links.linear(0.1), alpha, learner=learner, key=KEY)
+    assert int(end.result) == smi.Result.DIVERGED
+    assert "ridge=1e-6" in end.message
+    assert np.isnan(end.error)
+    end = smi.state_evolution(smi.links.linear(0.1), 1.25, learner=learner, key=KEY)
+    assert float(end.covariance[0, 0]) == pytest.approx(4.0, rel=1e-6)
+
+
 @SLOW
 def test_a_ridge_out_of_range_is_invalid_inside_jit():
     @jax.jit

@@ -205,6 +205,9 @@ def test_other_errors_of_learners_are_drawn_in_the_order_of_their_curves(ax):
     assert ax.get_ylabel() == "share of wrong signs"
     with pytest.raises(ValueError, match=r"^values: got 'numbers of shapes \[\(3,\)\]'"):
         plotting.risk_against_alpha(curves, values=values[:1], ax=ax, **words)
+    values[0] = np.asarray(shares)  # of arrays there are no errors
+    bare = plotting.risk_against_alpha(curves, values=values, ax=ax.figure.add_subplot(), **words)
+    np.testing.assert_array_equal(bare.lines[0].get_ydata(), shares[jnp.array([1, 2, 0])])
     other = plotting.risk_against_alpha(curves, words["labels"], ax.figure.add_subplot())
     assert other.get_ylabel() == "mean squared error"
 

@@ -318,7 +318,7 @@ def risk_against_alpha(
     ax: Axes | None = None,
     *,
     quantity: str = "error",
-    values: Sequence[Estimate] | None = None,
+    values: Sequence[Estimate | ArrayLike] | None = None,
 ) -> Axes:
     """Draw an error of several learners against α: theory as lines with bands of two standard
     errors, crosses where no fixed point was reached and open circles where it is unstable; runs as
@@ -333,7 +333,8 @@ def risk_against_alpha(
             `values` their name on the axis. Default "error".
         values: Other errors, of each curve those at its points, in their order: `[
             smi.generalization_error(student, curve, key=key, loss=smi.losses.misclassification) for
-            student, curve in ..]`, the shares of wrong signs. Default None: those of the solutions.
+            student, curve in ..]`, the shares of wrong signs; or arrays, which have no bands.
+            Default None: those of the solutions.
 
     Returns:
         The axes.
@@ -349,6 +350,8 @@ def risk_against_alpha(
         # the error of Bayes has no error bar
         error_of = lambda x: (getattr(x, quantity), getattr(x, "stderrs", {}).get(quantity, 0.0))
         values = [Estimate(*np.array([error_of(x) for x in c], float).T) for c in curves]
+    bare = lambda x: Estimate(*np.array([x, np.zeros(np.shape(x))], float))
+    values = [x if isinstance(x, Estimate) else bare(x) for x in values]
     sizes = [(len(curve),) for curve in curves]
     shapes = [np.shape(np.atleast_1d(estimate.value)) for estimate in values]
     check(shapes == sizes, "values", f"numbers of shapes {shapes}", f"those of shapes {sizes}")
@@ -362,8 +365,8 @@ def risk_against_alpha(
         value, error = (np.atleast_1d(np.asarray(x, float))[order] for x in estimate)
         codes = np.array([int(point.result) for point in curve])
         # points of a coarse curve are shown
-        look = line(k) | {"marker": "." if len(curve) < 12 else "", "color": colour(k)}
-        ax.plot(alpha, value, label=label, **(look if theory else markers(k)))
+        look: dict[str, Any] = {"marker": "." if len(curve) < 12 else "", "color": colour(k)}
+        ax.plot(alpha, value, label=label, **(line(k) | look if theory else markers(k)))
         drawing.band(ax, alpha, value - 2.0 * error, value + 2.0 * error, colour(k))
         failed, unstable = ~np.isin(codes, _REACHED), codes == Result.UNSTABLE
         for name, where, look in (("no fixed point", failed, CROSS), ("unstable", unstable, _RING)):
@@ -454,7 +457,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     combination of parameters, from dark to light.
 
     The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds. Bands are
-    two standard errors: of several seeds by their spread, of one those of its solutions.
+    two standard errors: of the solutions, or by the spread of several seeds where that is larger.
 
     Args:
         table: From `jaxsmi.sweep`.
@@ -467,8 +470,9 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
     each = table.overlap / norm
     share, seeds = each.mean("seed"), each.sizes["seed"]
-    single = (table.stderr / norm).isel(seed=0)
-    error = each.std("seed", ddof=1) / seeds**0.5 if seeds > 1 else single
+    error = ((table.stderr / norm) ** 2).sum("seed") ** 0.5 / seeds
+    if seeds > 1:  # the spread of few is itself uncertain, and of exact averages zero
+        error = np.fmax(error, each.std("seed", ddof=1) / seeds**0.5)
     parameters = [str(name) for name in share.dims[:-3]]
     count = share.sizes["index"]
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
