@@ -72,6 +72,7 @@ def test_every_public_function_has_a_case():
 def test_a_misspelt_public_name_is_answered_by_the_nearest():
     for module, name, said in (
         (smi, "thresold", r"no attribute 'thresold'; did you mean 'Threshold'"),
+        (smi, "Gaussian", r"no attribute 'Gaussian'; it is smi\.priors\.Gaussian"),
         (smi, "zzz", r"no attribute 'zzz'; dir\(jaxsmi\) lists"),
     ):
         with pytest.raises(AttributeError, match=said):
