@@ -381,6 +381,6 @@ def potential_at(
     if not closed_form:
         value = fixed_point.not_differentiable(value, model, unless=regular_numbers(model))
         # dΦ by its equation, as the points of labels that jump with Q miss the jumps
-        slope = alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian)
-        value = fixed_point.with_slope(value, Q, slope)
+        slope = frozen(alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian))
+        value = value + jnp.sum(fixed_point.not_differentiable(slope, Q) * (Q - fixed))
     return Estimate(value, stderr)

@@ -40,7 +40,7 @@ for one derivative: a second one is NaN, not a wrong number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -495,7 +495,18 @@ def not_differentiable(
     known = unless if isinstance(unless, list) else [unless] * len(numbers)
     # NaN times the tangents: jax.grad carries it backwards as well
     weights = [jnp.where(flag, 0.0, missing()) for flag in known]
-    return build(_with_weight(leaves, numbers, weights)) if numbers else answer
+    zero = sum(map(_zero_of_slope, weights, numbers), jnp.zeros(()))
+    return build([x + zero.astype(x.dtype) for x in leaves])
+
+
+@jax.custom_jvp
+def _zero_of_slope(slope: Array, x: Array) -> Array:
+    """Zero, with this slope in every entry of x; where x does not move JAX leaves the rule out."""
+    del x
+    return jnp.zeros_like(slope)
+
+
+_zero_of_slope.defjvps(None, lambda moved, _, slope, x: slope * jnp.sum(moved))
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
@@ -552,18 +563,26 @@ def differentiable(
         primals: tuple[list[Array], list[Array]], tangents: tuple[list[Array], list[Array]]
     ) -> tuple[PyTree, PyTree]:
         leaves, context_leaves = map(_as_arrays, primals)
-        directions = tangents[0]
         answer = wrapped(leaves, context_leaves)
         moving, fixed = eqx.partition(answer, eqx.is_inexact_array)
         still = (lambda tree: tree) if twice else frozen
         parameters, context = arguments(still(leaves), context_leaves)
+        moves = {k: t for k, t in enumerate(tangents[0]) if not isinstance(t, SymbolicZero)}
         # `prepare` is costly, and a constant answer needs none
-        moves = any(not isinstance(direction, SymbolicZero) for direction in directions)
         prepared = prepare(parameters, context, still(answer)) if moves else None
-        along = lambda units: push(parameters, context, prepared, units)
-        protect = still if twice else lambda columns: not_differentiable(columns, leaves)
-        zero = jax.tree.map(jnp.zeros_like, moving)
-        total = _tangents(along, protect, leaves, directions, zero)
+        total = jax.tree.map(jnp.zeros_like, moving)
+        for moved, direction in moves.items():
+
+            def along(unit: Array, moved: int = moved) -> PyTree:
+                units = [unit if k == moved else jnp.zeros_like(x) for k, x in enumerate(leaves)]
+                return push(parameters, context, prepared, units)
+
+            # columns of the Jacobian: their product with a direction is linear, and so has both
+            # modes
+            columns = _columns(along, leaves[moved])
+            columns = columns if twice else not_differentiable(columns, leaves)
+            products = jax.tree.map(partial(jnp.tensordot, jnp.ravel(direction), axes=1), columns)
+            total = jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, products)
         none = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
         return answer, eqx.combine(total, none)
 
@@ -574,36 +593,13 @@ def differentiable(
     return wrapped(leaves, constants)
 
 
-def _tangents(
-    along: Callable[[list[Array]], PyTree],
-    protect: Callable[[PyTree], PyTree],
-    leaves: list[Array],
-    directions: list[Array],
-    total: PyTree,
-) -> PyTree:
-    """`total` plus the tangents along `directions`, by `along` for each number that moves;
-    `protect`: what becomes of the derivatives of these tangents."""
-    for position, (leaf, direction) in enumerate(zip(leaves, directions, strict=True)):
-        if isinstance(direction, SymbolicZero):
-            continue  # the answer is not differentiated in this array
-
-        def one(unit: Array, position: int = position) -> PyTree:
-            units = [unit if k == position else jnp.zeros_like(x) for k, x in enumerate(leaves)]
-            return along(units)
-
-        # columns of the Jacobian: their product with a direction is linear, and so has both modes
-        basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
-        if leaf.size > 1:
-            columns = lax.map(one, basis)
-        else:  # no loop, which outside jit would be compiled anew at each call
-            columns = jax.tree.map(lambda x: x[None], one(basis[0]))
-        flat = jnp.ravel(direction)
-        total = jax.tree.map(
-            lambda t, c, flat=flat: t + jnp.tensordot(flat, c, axes=1).astype(t.dtype),
-            total,
-            protect(columns),
-        )
-    return total
+def _columns(push: Callable[[Array], PyTree], leaf: Array) -> PyTree:
+    """`push` of the unit vectors of an array, stacked."""
+    basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
+    if leaf.size > 1:
+        return lax.map(push, basis)
+    # no loop, which outside jit would be compiled anew at each call
+    return jax.tree.map(lambda x: x[None], push(basis[0]))
 
 
 def derivative(
@@ -632,37 +628,3 @@ def forwards(
         return one_by_one(along, (parameters, context))
 
     return differentiable(solve, push, parameters, context)
-
-
-def with_slope(value: Array, x: Array, slope: Array) -> Array:
-    """A number that does not depend on x, with ⟨slope, dx⟩ for its derivative in x."""
-    still = lambda x, slope: jnp.zeros((), slope.dtype)
-    push = lambda x, slope, _, directions: jnp.sum(slope * directions[0])
-    return value + differentiable(still, push, x, slope)
-
-
-@jax.custom_jvp
-def _with_weight(tree: PyTree, leaves: list[Array], weights: list[Array]) -> PyTree:
-    """The tree; wherever one of `leaves` moves, its derivative has the weight, 0 or NaN, added."""
-    del leaves, weights
-    return tree
-
-
-def _with_weight_jvp(
-    primals: tuple[PyTree, list[Array], list[Array]], tangents: tuple[PyTree, list[Any], Any]
-) -> tuple[PyTree, PyTree]:
-    tree, _, weights = primals
-    moved = jnp.zeros_like(weights[0])
-    for weight, x in zip(weights, tangents[1], strict=True):
-        # NaN times the zero of a number that stays would be NaN
-        if not isinstance(x, SymbolicZero):
-            moved = moved + weight * jnp.sum(x)
-
-    def shifted(x: Array, direction: Any) -> Array:
-        own = moved.astype(x.dtype)
-        return own + (jnp.zeros_like(x) if isinstance(direction, SymbolicZero) else direction)
-
-    return tree, jax.tree.map(shifted, tree, tangents[0])
-
-
-_with_weight.defjvp(_with_weight_jvp, symbolic_zeros=True)
