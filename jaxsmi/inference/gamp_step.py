@@ -101,6 +101,12 @@ class Observations(eqx.Module):
         """Map the signal to its fields; on each device of the mesh, those of its samples."""
         return dataclasses.replace(self.model.design.operator(self.data.inputs), axes=self.axes)
 
+    def prior_response(self, key: PRNGKeyArray) -> Posterior:
+        """Posteriors of the labels before anything is learned, ω = 0 and V = S, (N, ..)."""
+        S = self.second_moment
+        _, fields = self.model.design.shapes(self.data.inputs.shape)
+        return self.model.channel.respond(self.statistic, jnp.zeros(fields, S.dtype), S, key)
+
     def forward(self, W: Array) -> Array:
         """Fields (N, P, M) of a signal."""
         return on_devices(
@@ -376,13 +382,15 @@ class GampIteration(AbstractSolver[GampLoopState]):
         the labels."""
         everywhere = jax.tree.map(lambda _: EVERYWHERE, state)
         spread = eqx.tree_at(lambda s: (s.onsager, s.g, s.omega), everywhere, (SPREAD,) * 3)
-        return on_devices(
-            GampIteration._device_step,
-            self.observations.mesh,
-            (self, state, self._draws(state), damping),
-            _of_samples,
-            (spread, (EVERYWHERE, EVERYWHERE)),
-        )
+        out = (spread, (EVERYWHERE, EVERYWHERE))
+        return self._on_devices(GampIteration._device_step, state, out, damping)
+
+    def _on_devices(
+        self, function: Callable[..., Any], state: GampState, out: object, *others: Array
+    ) -> Any:
+        """function(self, state, draws, *others), each device with its own samples."""
+        arguments = (self, state, self._draws(state), *others)
+        return on_devices(function, self.observations.mesh, arguments, _of_samples, out)
 
     def _draws(self, state: GampState) -> Draws | None:
         """The random numbers of a step, of all samples at once: the same for any number of
@@ -452,33 +460,10 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
         Source: [Rangan11], [theory: multi-index, Eqs. (47), (48)].
         """
-        arguments = (self, state, self._draws(state))
-        mesh = self.observations.mesh
-        everywhere = (EVERYWHERE,) * 4
-        return Bethe(
-            *on_devices(GampIteration._device_bethe, mesh, arguments, _of_samples, everywhere)
-        )
+        out = Bethe(EVERYWHERE, EVERYWHERE, EVERYWHERE, EVERYWHERE)
+        return self._on_devices(GampIteration._device_bethe, state, out)
 
-    def unlearned(self) -> Array:
-        """Bethe free entropy of an estimate that knows nothing, Ŵ = 0 and C = S, the fixed point of
-        labels that are even in the fields."""
-        arguments = (self, self.start, None)
-        mesh = self.observations.mesh
-        return on_devices(GampIteration._device_unlearned, mesh, arguments, _of_samples, EVERYWHERE)
-
-    def _device_unlearned(self, state: GampState, numbers: Draws | None) -> Array:
-        """`unlearned`, as one device sees it."""
-        del state, numbers
-        observations = self.observations
-        _, fields = observations.model.design.shapes(observations.data.inputs.shape)
-        S, statistic = observations.second_moment, observations.statistic
-        omega = jnp.zeros((len(statistic), *fields[1:]), S.dtype)
-        post = self.learner.respond(statistic, omega, S, self.key)
-        return observations.operator.alpha * observations.operator.mean(post.log_partition)
-
-    def _device_bethe(
-        self, state: GampState, numbers: Draws | None
-    ) -> tuple[Array, Array, Array, Array]:
+    def _device_bethe(self, state: GampState, numbers: Draws | None) -> Bethe:
         """`bethe`, as one device sees it."""
         operator = self.observations.operator
         messages = self._messages(operator, state, numbers)
@@ -500,7 +485,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         stability, direction = perron(replicon)
         # V V^T of eigenvectors is one up to rounding
         rescaled = jnp.any(jnp.abs(messages.rescaling - jnp.eye(len(A))) > 1e-3)
-        return of_signal + of_labels, stability, direction, rescaled
+        return Bethe(of_signal + of_labels, stability, direction, rescaled)
 
     def _update_fields(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None

@@ -231,7 +231,7 @@ def gamp(
         if default and len(ends) == 2 and _disagree([*ends.values()]):
             remaining = [*enumerate(_FURTHER_SIZES, start=2)]
     # several by default: zero is a fixed point, so that it is an end to compare with
-    nothing = _unlearned(solver) if default and several else None
+    nothing = _unlearned(solver.observations, solver.key) if default and several else None
     end = best_end([ends[place] for place in sorted(ends)], nothing)
     return _blame_inputs(end) if at_fault else end
 
@@ -533,7 +533,13 @@ def _iterate(
 
 
 _bethe = eqx.filter_jit(GampIteration.bethe)
-_unlearned = eqx.filter_jit(GampIteration.unlearned)
+
+
+@eqx.filter_jit
+def _unlearned(observations: Observations, key: PRNGKeyArray) -> Array:
+    """Bethe free entropy of an estimate that knows nothing, Ŵ = 0 and C = S, the fixed point of
+    labels that are even in the fields."""
+    return observations.alpha * jnp.mean(observations.prior_response(key).log_partition)
 
 
 @eqx.filter_jit

@@ -32,7 +32,6 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import Posterior
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import missing, missing_array, symmetric, theory_dtype
 from jaxsmi.core.data import Dataset
@@ -169,7 +168,7 @@ def spectral_start(observations: Observations, key: PRNGKeyArray, s: Array) -> S
     tokens, S = observations.model.channel.tokens, observations.second_moment
     vector_key, channel_key = jax.random.split(key)
     alpha = jnp.asarray(observations.alpha, S.dtype)
-    post = _nothing_known(observations, channel_key)
+    post = observations.prior_response(channel_key)
     moments = label_moments(post, S)
     some = jax.tree.map(lambda x: x[None, :_LABELS], moments)
     optimal = jnp.eye(len(S), dtype=S.dtype) - largest_overlap(some, alpha).state.V
@@ -187,14 +186,6 @@ def spectral_start(observations: Observations, key: PRNGKeyArray, s: Array) -> S
     floor = noise_of_shared_nodes(post, S)
     has_linear_signal = ~tells_nothing(moments.signal[:, None], floor)
     return SpectralStart(state, theory, eigenpairs, has_linear_signal)
-
-
-def _nothing_known(observations: Observations, key: PRNGKeyArray) -> Posterior:
-    """Posteriors of the labels before anything is learned, ω = 0 and V = S, (N, ..)."""
-    channel, S = observations.model.channel, observations.second_moment
-    _, fields = observations.model.design.shapes(observations.data.inputs.shape)
-    omega = jnp.zeros(fields, S.dtype)
-    return channel.respond(observations.statistic, omega, S, key)
 
 
 def _state(observations: Observations, W: Array, T: Array, theory: Outlier) -> GampState:

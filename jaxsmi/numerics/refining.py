@@ -16,13 +16,13 @@ over levels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
@@ -107,21 +107,12 @@ class Budget(eqx.Module):
         ValueError: For a tolerance that is not positive, or too few nodes.
     """
 
-    tolerance: Array = eqx.field(converter=jnp.asarray)
-    max_nodes: int = eqx.field(static=True)
-    grids: bool = eqx.field(static=True)
+    tolerance: Array = eqx.field(converter=partial(validate.number, "tolerance", interval=POSITIVE))
+    max_nodes: int = eqx.field(
+        converter=partial(validate.count, "max_nodes", at_least=2**11), static=True, default=2**20
+    )
+    grids: bool = eqx.field(static=True, default=True)
     share: Array | None = None
-
-    def __init__(
-        self,
-        tolerance: ArrayLike,
-        max_nodes: int = 2**20,
-        grids: bool = True,
-        share: Array | None = None,
-    ):
-        self.max_nodes = validate.count("max_nodes", max_nodes, 2**11)
-        self.tolerance = validate.number("tolerance", tolerance, POSITIVE)
-        self.grids, self.share = grids, share
 
     def grid_fits(self, dimension: int) -> bool:
         """True if integrals over so many variables are sums over grids, and not over nets."""

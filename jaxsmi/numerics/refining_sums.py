@@ -16,7 +16,7 @@ none, such as a CPU, works from its cache: there the smallest blocks are the fas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,31 +39,11 @@ class Block(NamedTuple):
     nodes: int
 
 
-class Device(Protocol):
-    """The part of a `jax.Device` that is used."""
-
-    def memory_stats(self) -> Mapping[str, int] | None:
-        """Memory in bytes, with "bytes_limit"; None where it is not reported."""
-
-
-def working_memory(device: Device | None = None) -> int:
-    """Bytes that a block of an integral may take on a device.
-
-    Args:
-        device: The device. Default: the first of this process.
-
-    Returns:
-        A 64th of the memory that JAX may use on the device, or half a megabyte where it is not
-        reported.
-
-    Example:
-        >>> import jax
-        >>> working_memory(jax.devices("cpu")[0])
-        524288
-    """
-    first: Device = jax.local_devices()[0] if device is None else device
+def working_memory() -> int:
+    """Bytes that a block of an integral may take: a 64th of the memory that JAX may use on the
+    device, or half a megabyte where it is not reported."""
     try:
-        limit = (first.memory_stats() or {}).get("bytes_limit", 0)
+        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     except jax.errors.JaxRuntimeError:  # a plug-in without memory statistics
         limit = 0
     return limit // _SHARE if limit else CACHE
