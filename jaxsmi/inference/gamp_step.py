@@ -460,10 +460,12 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
         Source: [Rangan11], [theory: multi-index, Eqs. (47), (48)].
         """
-        out = Bethe(EVERYWHERE, EVERYWHERE, EVERYWHERE, EVERYWHERE)
-        return self._on_devices(GampIteration._device_bethe, state, out)
+        everywhere = (EVERYWHERE,) * len(Bethe._fields)
+        return Bethe(*self._on_devices(GampIteration._device_bethe, state, everywhere))
 
-    def _device_bethe(self, state: GampState, numbers: Draws | None) -> Bethe:
+    def _device_bethe(
+        self, state: GampState, numbers: Draws | None
+    ) -> tuple[Array, Array, Array, Array]:
         """`bethe`, as one device sees it."""
         operator = self.observations.operator
         messages = self._messages(operator, state, numbers)
@@ -485,7 +487,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         stability, direction = perron(replicon)
         # V V^T of eigenvectors is one up to rounding
         rescaled = jnp.any(jnp.abs(messages.rescaling - jnp.eye(len(A))) > 1e-3)
-        return Bethe(of_signal + of_labels, stability, direction, rescaled)
+        return of_signal + of_labels, stability, direction, rescaled
 
     def _update_fields(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None

@@ -67,13 +67,6 @@ _UNBOUNDED, _INFINITE = 1e4, 1e8
 _EASY_RIDGE, _RIDGES = 0.1, 8
 
 
-class Moves(NamedTuple):
-    """An average, and by each of its rules (R, ..)."""
-
-    mean: PyTree
-    each: PyTree
-
-
 class Bars(NamedTuple):
     """Errors of numbers: their `spread` between the rules of an average, and what the `distance` of
     x from its fixed point makes of them."""
@@ -112,38 +105,36 @@ class AbstractLearnerMap(AbstractOrderMap):
     def observed(self, x: PyTree) -> Numbers:
         """The record of a step."""
 
-    def _bars(self, x: PyTree, value: Moves, numbers: Moves, push: Push, J: Array) -> Bars:
+    def _bars(
+        self,
+        numbers: Numbers,
+        residual: PyTree,
+        rules: tuple[PyTree, Numbers],
+        push: Push,
+        J: Array,
+    ) -> Bars:
         """Errors of all numbers at x.
 
         Args:
-            x: Order parameters.
-            value: F(x), and by each rule (R, ..).
-            numbers: Those at x, and by each rule.
-            push: Derivative of both along a change of x.
+            numbers: Those at x.
+            residual: F(x) - x.
+            rules: What F, and numbers at fixed x, by each rule (R, ..) differ by from these.
+            push: Derivative of F and of the numbers along a change of x.
             J: (n, n).
         """
         still = dict.fromkeys(self.stationary, jnp.zeros(()))
-        at = self.named(x) | numbers.mean
+        nothing = jax.tree.map(jnp.zeros_like, numbers)
         pair = lambda numbers: (numbers["teacher_overlap"], numbers["overlap"])
 
         def carried(move: PyTree, change: Numbers) -> Numbers:
             """Changes of all numbers where F and the numbers at fixed x change by these."""
-            shift = fixed_point.resolvent(J, move)
-            through = push(shift)[1] | still
-            moved = self.named(shift) | jax.tree.map(jnp.add, change, through)
-            return moved | {"cosine": jax.jvp(self._cosines, pair(at), pair(moved))[1]}
+            through = push(fixed_point.resolvent(J, move))[1] | still
+            moved = jax.tree.map(jnp.add, nothing | change, through)
+            return moved | {"cosine": jax.jvp(self._cosines, pair(numbers), pair(moved))[1]}
 
-        gaps = lambda a, b: jax.tree.map(jnp.subtract, a, b)
-        changes = jax.vmap(carried)(gaps(value.each, value.mean), gaps(numbers.each, numbers.mean))
         # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
-        nothing = jax.tree.map(jnp.zeros_like, numbers.mean)
-        distance = carried(gaps(value.mean, x), nothing)
-        return Bars(jax.tree.map(standard_error, changes), distance)
-
-    def named(self, x: PyTree) -> Numbers:
-        """Order parameters that are numbers of a solution themselves."""
-        del x
-        return {}
+        distance = carried(residual, {})
+        return Bars(jax.tree.map(standard_error, jax.vmap(carried)(*rules)), distance)
 
     def _cosines(self, M: Array, Q: Array) -> Array:
         """As `LearnerSolution.cosines`; NaN for a student of other indices than the teacher."""
@@ -169,28 +160,36 @@ class AbstractLearnerMap(AbstractOrderMap):
         return run_from(solver, settings)
 
     def _without_jumps(
-        self, labels: LabelAverages, run: Run[AndersonState], settings: Settings
+        self, run: Run[AndersonState], settings: Settings
     ) -> tuple[Self, Run[AndersonState]]:
         """A run with V̂ by parts, again with V̂ as a divergence where the fixed point shows no
-        jumps; `labels`: the averages of this map."""
-        regularity = labels.learner.regularity
+        jumps."""
+        regularity = self.averages().learner.regularity
         # the divergence of a response with kinks is noisy
         if regularity.kinks or not (regularity.jumps and settings.newton):
             return self, run
-        use_parts = _differ(averages_of(frozen(labels), self.parameters(run.state.x)), _SUSPECT)
+        use_parts = _differ(self.answers_at(run), _SUSPECT)
         if concrete(use_parts) and bool(use_parts):
             return self, run
         problem = self.with_parts(use_parts)
         end = problem.iterate(run.state.x, settings)
         return problem, Run(end.state, run.step + end.step, end.result, run.history)
 
+    def answers_at(self, run: Run[AndersonState]) -> LearnerAverages:
+        """Averages over labels at the end of a run."""
+        return _answers(frozen(self.averages()), self.parameters(run.state.x))
+
+    @abc.abstractmethod
+    def averages(self) -> LabelAverages:
+        """The averages over labels that the map is made of."""
+
     @abc.abstractmethod
     def parameters(self, x: PyTree) -> OrderParameters:
         """Order parameters of the averages over labels."""
 
-    @abc.abstractmethod
     def with_parts(self, use_parts: Array) -> Self:
         """The map with V̂ by parts, or as a divergence."""
+        return eqx.tree_at(lambda p: p.averages().use_parts, self, use_parts)
 
 
 class LearnerMap(LabelAverages, AbstractLearnerMap):
@@ -257,13 +256,13 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     # The map
 
     def _next(self, answers: LearnerAverages) -> tuple[OrderParameters, OrderParameters]:
-        """The next order parameters, and those of each rule by itself (R, ...), to first order."""
+        """The next order parameters, and to first order what those of each rule by itself (R, ...)
+        differ by."""
         average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
         follow = lambda c: self.learner.weight_averages(c, self.teacher_law).overlaps
         value, push = jax.linearize(follow, average)
         off = jax.tree.map(lambda c, a: c - a, answers.conjugates, average)
-        moved = jax.vmap(push)(off)
-        return value, jax.tree.map(lambda v, d: v + d, value, moved)
+        return value, jax.vmap(push)(off)
 
     def _potential(
         self, x: OrderParameters, c: Conjugates, end: WeightAverages, envelope: Array
@@ -321,15 +320,15 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
         run = self._through_ridges(start, self.iterate(start, settings), settings)
-        return self._without_jumps(self, run, settings)
+        return self._without_jumps(run, settings)
+
+    def averages(self) -> Self:
+        """The map itself."""
+        return self
 
     def parameters(self, x: OrderParameters) -> OrderParameters:
         """x itself."""
         return x
-
-    def with_parts(self, use_parts: Array) -> Self:
-        """See `AbstractLearnerMap.with_parts`."""
-        return eqx.tree_at(lambda p: p.use_parts, self, use_parts)
 
     def _through_ridges(
         self, start: OrderParameters, run: Run[AndersonState], settings: Settings
@@ -358,20 +357,21 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
 
         def look(x: OrderParameters) -> tuple[tuple[OrderParameters, Numbers], tuple[Any, ...]]:
             answers = self.answers(x)
-            value, values = self._next(answers)
+            value, shifts = self._next(answers)
             each = self._measured(x, answers)
-            return (value, jax.tree.map(jnp.mean, each)), (values, each, answers)
+            numbers = vars(x) | jax.tree.map(jnp.mean, each)
+            return (value, numbers), (shifts, each, answers)
 
-        (value, measured), push, (values, each, answers) = jax.linearize(look, x, has_aux=True)
-        flat, build = ravel_pytree(x)
-        columns = lax.map(lambda unit: ravel_pytree(push(build(unit))[0])[0], jnp.eye(flat.size))
-        J = columns.T
+        (value, numbers), push, (shifts, each, answers) = jax.linearize(look, x, has_aux=True)
+        J = jacobian_of(lambda move: push(move)[0], x)
         average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
         squared = self.learner.weight_averages(average, self.teacher_law).squared
         replicon = jnp.einsum("abcd,cdef->abef", squared, answers.squared)
         stability = fixed_point.perron_value(replicon)
 
-        bars = self._bars(x, Moves(value, values), Moves(measured, each), push, J)
+        residual = jax.tree.map(jnp.subtract, value, x)
+        changes = {name: a - numbers[name] for name, a in each.items()}
+        bars = self._bars(numbers, residual, (shifts, changes), push, J)
         code, errors = judged(run, self.learner, answers, stability, bars, vars(x))
         size = jnp.maximum(jnp.max(jnp.abs(x.overlap)), jnp.max(jnp.abs(x.covariance)))
         bound = jnp.where(code == Result.MAX_STEPS, _UNBOUNDED, _INFINITE)
@@ -384,9 +384,8 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             losses = lambda a: (a.train_loss, a.test_loss, a.envelope)
             answers = eqx.tree_at(losses, answers, replace_fn=unknown)
             names = ("train_loss", "test_loss", *self.stationary)
-            measured, errors = (
-                numbers | {name: unknown(numbers[name]) for name in names}
-                for numbers in (measured, errors)
+            numbers, errors = (
+                a | {name: unknown(a[name]) for name in names} for a in (numbers, errors)
             )
         fields = {
             "spectral_radius": spectral_radius(J),
@@ -394,14 +393,16 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             "jump_fraction": answers.other_minimum,
             "state": answers,
         }
-        return End(x, vars(x) | measured, J, errors, code, fields)
-
-    def named(self, x: OrderParameters) -> Numbers:
-        """x itself."""
-        return vars(x)
+        return End(x, numbers, J, errors, code, fields)
 
 
-averages_of = eqx.filter_jit(LabelAverages.answers)
+_answers = eqx.filter_jit(LabelAverages.answers)
+
+
+def jacobian_of(push: Callable[[PyTree], PyTree], x: PyTree) -> Array:
+    """J (n, n) of a map of n numbers in a tree, from its derivative along a change of x."""
+    flat, build = ravel_pytree(x)
+    return lax.map(lambda unit: ravel_pytree(push(build(unit)))[0], jnp.eye(flat.size)).T
 
 
 def typical_ridge(ridge: Array) -> float:

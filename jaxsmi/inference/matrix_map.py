@@ -54,8 +54,7 @@ from jaxsmi.inference.label_averages import LabelAverages, LearnerAverages
 from jaxsmi.inference.learner_map import (
     NETS,
     AbstractLearnerMap,
-    Moves,
-    averages_of,
+    jacobian_of,
     judged,
 )
 from jaxsmi.inference.order_map import (
@@ -203,8 +202,8 @@ class _Labels(NamedTuple):
 
 class _Estimate(NamedTuple):
     """A matrix seen with noise δ, and its estimate at a precision A: nodes `x` of R = c S + .. with
-    their `weight`, F = `shrinkage` of them, the values `best` of the posterior mean, the
-    `difference`: F minus the posterior mean, and the `error` of that mean."""
+    their `weight`, F = `shrinkage` of them, the `difference`: F minus the posterior mean, and the
+    `error` of that mean."""
 
     law: AbstractSpectrum
     gain: Array
@@ -212,7 +211,6 @@ class _Estimate(NamedTuple):
     x: Array
     weight: Array
     shrinkage: Shrinkage
-    best: Array
     difference: Array
     error: Array
     aspect: Array
@@ -287,6 +285,11 @@ class MatrixLearnerMap(AbstractLearnerMap):
 
     # Averages over labels
 
+    def averages(self) -> LabelAverages:
+        """See `AbstractLearnerMap.averages`."""
+        assert self.labels is not None  # of labels in closed form nobody asks for them
+        return self.labels
+
     @property
     def _scale(self) -> float:
         """κ."""
@@ -303,10 +306,6 @@ class MatrixLearnerMap(AbstractLearnerMap):
         difference = x[2] * jnp.sqrt(e)
         M = self.model.prior.norm + difference - e
         return _matrix(M + difference), _matrix(M), _matrix(V)
-
-    def with_parts(self, use_parts: Array) -> Self:
-        """See `AbstractLearnerMap.with_parts`."""
-        return eqx.tree_at(lambda p: p.labels.use_parts, self, use_parts)
 
     def answers(self, x: Array) -> tuple[_Labels, LearnerAverages | None]:
         """Average over labels at order parameters."""
@@ -352,13 +351,13 @@ class MatrixLearnerMap(AbstractLearnerMap):
         difference = shrinkage(x) - best
         response = (grid - best) / (noise * gain * A)
         return _Estimate(
-            law, gain, response, x, weight, shrinkage, best, difference, law.error, aspect, signed
+            law, gain, response, x, weight, shrinkage, difference, law.error, aspect, signed
         )
 
     def follow(self, labels: _Labels) -> tuple[Array, Numbers]:
-        """The next x and the numbers, of one rule."""
+        """The next x, the losses and the energy, of one rule."""
         estimate = self.estimate(labels.field)
-        mean, best, difference = estimate.mean, estimate.best, estimate.difference
+        mean, difference = estimate.mean, estimate.difference
         shrunk = estimate.shrinkage(estimate.x)
         # the error of the posterior mean and the square of the difference: nothing cancels
         error = estimate.error + mean(difference**2)
@@ -367,8 +366,6 @@ class MatrixLearnerMap(AbstractLearnerMap):
         penalty = 0.5 * self.learner.ridge * Q
         penalty = penalty + self.learner.nuclear * mean(jnp.abs(shrunk))
         return _coordinates(error, V, mean(shrunk * difference)), {
-            "overlap": _matrix(Q),
-            "teacher_overlap": _matrix(mean(shrunk * best)),
             "train_loss": labels.train,
             "test_loss": labels.test,
             "energy": self.alpha * labels.train + penalty,
@@ -411,14 +408,14 @@ class MatrixLearnerMap(AbstractLearnerMap):
         near = dataclasses.replace(labels.learner, convex=True)
         near = dataclasses.replace(labels, learner=near, use_parts=jnp.asarray(False))
         run = dataclasses.replace(self, labels=near)._fall(start, settings)
-        others = averages_of(frozen(labels), self.parameters(run.state.x)).other_minimum
+        others = self.answers_at(run).other_minimum
         success = run.result == Result.SUCCESS
         if concrete(others) and bool(success & (others == 0.0)):
             return self.with_parts(jnp.asarray(False)), run
         # a run that failed has no end to go on from
         again = self.iterate(jnp.where(success, run.state.x, start), settings)
         run = Run(again.state, run.step + again.step, again.result, run.history)
-        return self._without_jumps(labels, run, settings)
+        return self._without_jumps(run, settings)
 
     def _fall(self, start: Array, settings: Settings) -> Run[AndersonState]:
         run = self.iterate(start, settings)
@@ -430,7 +427,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         """The last x, after a Newton step where it converged."""
         x = run.state.x
         value, push = jax.linearize(self.value, x)
-        move = fixed_point.resolvent(jax.vmap(push, out_axes=1)(jnp.eye(3)), value - x)
+        move = fixed_point.resolvent(jacobian_of(push, x), value - x)
         return jnp.where(run.result == Result.SUCCESS, x + move, x)
 
     def end(self, run: Run[AndersonState]) -> End:
@@ -443,7 +440,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
             return (value, numbers | self.observed(x)), (labels, answers)
 
         (value, numbers), push, (labels, answers) = jax.linearize(look, x, has_aux=True)
-        J = jax.vmap(lambda unit: push(unit)[0], out_axes=1)(jnp.eye(3))
+        J = jacobian_of(lambda move: push(move)[0], x)
         average = _mean(labels)
         A = average.field.precision
         estimate = self.estimate(average.field)
@@ -458,11 +455,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
             _, follow = jax.linearize(self.follow, average)
             off = jax.tree.map(lambda a, mean: a - mean, labels, average)
             off = off._replace(squared=jnp.zeros_like(off.train))
-            shifts, changes = jax.vmap(follow)(off)
-            still = jax.tree.map(lambda a: jnp.zeros((len(off.train), *a.shape)), self.observed(x))
-            each = jax.tree.map(jnp.add, numbers, changes | still)
-            moves = Moves(value, value + shifts)
-            bars = self._bars(x, moves, Moves(numbers, each), push, J)
+            bars = self._bars(numbers, value - x, jax.vmap(follow)(off), push, J)
             names = ("error", "covariance", "overlap")
             code, errors = judged(run, self.labels.learner, answers, stability, bars, names)
             state, jumps = answers, answers.other_minimum
