@@ -43,8 +43,6 @@ from jaxsmi.numerics.roots import differentiable_root
 _PANELS = 4  # of a band, in `rule`
 NODES = 96  # Gauss–Legendre nodes a band: 1e-13 for errors, 1e-11 where a gap closes
 
-_THETA, _WEIGHT = legendre_panel(NODES, 0.0, np.pi)
-
 
 class AbstractSpectrum(eqx.Module):
     """The law μ of the eigenvalues or singular values of a matrix plus noise.
@@ -94,21 +92,21 @@ class AbstractSpectrum(eqx.Module):
         starts = jnp.stack([first, jnp.where(gap, high, last)])[:, None]
         ends = jnp.stack([jnp.where(gap, low, last), last])[:, None]
         marks = jnp.concatenate([starts, jnp.clip(inner, starts, ends), ends], axis=1)
-        below = jnp.concatenate([jnp.full(1, -jnp.inf), cuts])
-        above = jnp.concatenate([cuts, jnp.full(1, jnp.inf)])
-        lows = jnp.clip(marks[:, :-1, None], below, above).ravel()
-        highs = jnp.clip(marks[:, 1:, None], below, above).ravel()
+        parts = jnp.concatenate([jnp.full(1, -jnp.inf), cuts, jnp.full(1, jnp.inf)])
+        marks = jnp.clip(marks[..., None], parts[:-1], parts[1:])
+        lows, highs = marks[:, :-1].ravel(), marks[:, 1:].ravel()
         x, measure = (a.ravel() for a in lax.stop_gradient(band_nodes(lows, highs)))
         x = jnp.where(measure > 0.0, x, lax.stop_gradient(last))
         hilbert, density = self.green(x)
         return x, self.copies * jnp.where(measure > 0.0, measure * density, 0.0), hilbert
 
 
-def band_nodes(low: Array, high: Array) -> tuple[Array, Array]:
-    """Nodes and weights (bands, 96) of the rule on bands from `low` to `high` (bands,)."""
+def band_nodes(low: Array, high: Array, count: int = NODES) -> tuple[Array, Array]:
+    """Nodes and weights (bands, count) of the rule on bands from `low` to `high` (bands,)."""
+    theta, weight = legendre_panel(count, 0.0, np.pi)
     half = 0.5 * (high - low)[:, None]
     middle = 0.5 * (high + low)[:, None]
-    return middle - half * np.cos(_THETA), half * np.sin(_THETA) * _WEIGHT
+    return middle - half * np.cos(theta), half * np.sin(theta) * weight
 
 
 def existing_edges(edges: Array, gap: Array) -> Array:
