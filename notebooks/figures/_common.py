@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT.parent / "shared" / "reference"  # published data, beside the project
 GREY, INK = "0.7", "0.15"  # published data; theory without a colour of its own
 _failed, _saved = [], []  # comparisons that failed, and figures
+# the first comparison may be minutes away
+print("comparisons are printed as they are made", flush=True)
 DOTS = {"marker": "o", "mfc": "none", "ls": "none"}  # finite-size runs
 
 

@@ -48,7 +48,7 @@ risk_against_alpha(curves, [*labels, rf"$\lambda = {NOISE:g}$, the best"], ax[0]
 
 # %%
 # Message passing of the learner, within three standard errors and 5/D.
-dimension, runs, at = 200, 4, np.array([0.5, 1.5] if QUICK else [0.5, 0.8, 1.5, 2.5])
+dimension, runs, at = 200, 8, np.array([0.5, 1.5] if QUICK else [0.5, 0.8, 1.5, 2.5])
 learner = smi.Erm(ridge=0.01)
 dots = gamp_runs(
     model,
