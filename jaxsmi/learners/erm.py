@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -80,9 +81,7 @@ def _as_ridge(ridge: ArrayLike) -> Array:
     return array
 
 
-def _as_l1(l1: ArrayLike | None) -> Array | None:
-    """Validate κ >= 0, or None."""
-    return None if l1 is None else validate.number("l1", l1, NON_NEGATIVE)
+_as_l1 = partial(validate.optional, validate.number, "l1", interval=NON_NEGATIVE)
 
 
 def _as_bounds(bounds: tuple[ArrayLike, ArrayLike] | None) -> Array | None:

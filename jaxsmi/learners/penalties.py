@@ -20,7 +20,6 @@ With c the point of [low, high] nearest to zero f = c + ramps of b, whose averag
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
@@ -39,17 +38,6 @@ from jaxsmi.learners.base import (
 from jaxsmi.numerics.linear_algebra import solve_definite
 
 _FAR = -40.0  # standard deviations at which a Gaussian tail is zero in float64
-
-
-class Averages(eqx.Module):
-    """E f, E f², E f w* (P*,), E ∂_b f, E (∂_b f)² and E r(f)."""
-
-    mean: Array
-    square: Array
-    teacher: Array
-    slope: Array
-    squared_slope: Array
-    penalty: Array
 
 
 class Ridge(AbstractPenalty):
@@ -134,40 +122,17 @@ class BoundedPenalty(AbstractPenalty):
         return jnp.where(self.high == W, jnp.maximum(r, 0.0), r)
 
     def weight_averages(self, conjugates: Conjugates, teacher: TeacherLaw) -> WeightAverages:
+        # over b = M̂ w* + Q̂^{1/2} ξ (module docstring), for each Gaussian of the teacher's weights
         allowed = "a learner with a ridge only, as the inputs have fixed directions"
         check(teacher.direction_gram.size == 0, "learner", self, allowed)
         law = teacher.prior.column(len(teacher.second_moment))
-        A, noise = conjugates.precision[0, 0], conjugates.noise[0, 0]
-        field = (conjugates.signal[0], noise, law.log_weight, law.mean, law.covariance)
-        average = self.averages(A, *field)
-        square = lambda x: x[None, None]
-        overlaps = OrderParameters(
-            square(average.square),
-            average.teacher[None],
-            square(average.slope),
-            jnp.zeros_like(conjugates.direction),
-        )
-        squared = average.squared_slope.reshape(1, 1, 1, 1)
-        return WeightAverages(overlaps, squared, average.penalty)
-
-    def averages(
-        self, A: Array, signal: Array, noise: Array, log_weight: Array, mean: Array, spread: Array
-    ) -> Averages:
-        """Average over b = M̂ w* + Q̂^{1/2} ξ (module docstring).
-
-        Args:
-            A: V̂.
-            signal: M̂ (P*,).
-            noise: Q̂.
-            log_weight: log π_k of the teacher's weights (K,).
-            mean: μ_k (K, P*).
-            spread: S_k (K, P*, P*).
-        """
-        a = jnp.where(self.ridge + A > 0.0, self.ridge + A, jnp.nan)
+        signal = conjugates.signal[0]
+        a = self.ridge + conjugates.precision[0, 0]
+        a = jnp.where(a > 0.0, a, jnp.nan)
         c = self.center
-        pull = spread @ signal
-        m = mean @ signal
-        sigma = jnp.sqrt(pull @ signal + noise)
+        pull = law.covariance @ signal
+        m = law.mean @ signal
+        sigma = jnp.sqrt(pull @ signal + conjugates.noise[0, 0])
         # the sign of the kink that each end of the middle lies on: b = a c ± κ
         above = a * c + jnp.where(c < 0.0, -self.l1, self.l1)
         below = a * c + jnp.where(c > 0.0, self.l1, -self.l1)
@@ -175,18 +140,17 @@ class BoundedPenalty(AbstractPenalty):
         down, down_square, down_share = _ramp((below - m) / sigma, c - self.low, a, sigma)
         share = up_share + down_share
         f = c + (up - down) / a
-        square = c**2 + 2.0 * c * (up - down) / a + (up_square + down_square) / a**2
-        average = lambda x: jnp.exp(log_weight) @ x
-        slope = average(share) / a
-        l1 = self.l1 * (jnp.abs(c) + average(up + down) / a)
-        return Averages(
-            mean=average(f),
-            square=average(square),
-            teacher=average(f[:, None] * mean + (share / a)[:, None] * pull),
-            slope=slope,
-            squared_slope=slope / a,
-            penalty=0.5 * self.ridge * average(square) + l1,
+        average = lambda x: jnp.exp(law.log_weight) @ x
+        squares = c**2 + 2.0 * c * (up - down) / a + (up_square + down_square) / a**2
+        square, slope = average(squares), average(share) / a
+        with_teacher = average(f[:, None] * law.mean + (share / a)[:, None] * pull)
+        one = lambda x: x[None, None]
+        overlaps = OrderParameters(
+            one(square), with_teacher[None], one(slope), jnp.zeros_like(conjugates.direction)
         )
+        l1 = self.l1 * (jnp.abs(c) + average(up + down) / a)
+        squared = (slope / a).reshape(1, 1, 1, 1)
+        return WeightAverages(overlaps, squared, 0.5 * self.ridge * square + l1)
 
 
 def _ramp(x: Array, span: Array, a: Array, sigma: Array) -> tuple[Array, Array, Array]:

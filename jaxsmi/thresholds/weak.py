@@ -40,20 +40,11 @@ _BIAS_FACTOR = 25.0  # squared errors of integrals times 5²: five of their stan
 _SIGNAL_ROUNDING, _RATE_ROUNDING = 1e-12, 1e-10  # of E g gᵀ and of λ_max in float64
 
 
-def _apply(G: Array, X: Array, other: Array) -> Array:
-    """𝒢(X) (.., P, P), averaged over the samples of G (.., n, P, M, P, M); `other` are estimates of
-    G with independent noise, for the second factor."""
-    half = jnp.einsum("...npaqb,qr->...npabr", G, X)
-    return symmetric(jnp.einsum("...npabr,...nsarb->...ps", half, other)) / G.shape[-5]
-
-
-def leading_eigenmatrix(G: Array, other: Array) -> Array:
+def leading_eigenmatrix(growth: Array) -> Array:
     """The positive semi-definite X of unit norm with 𝒢(X) = λ_max X: the projection of the identity
-    on the leading eigenspace. G and `other` are (nets, points, P, M, P, M)."""
-    basis = jnp.asarray(symmetric_basis(G.shape[-2]), G.dtype)
-    tensor = jnp.swapaxes(jax.vmap(conjugation)(G, other), 2, 3)
-    matrices = jnp.einsum("ips,tpqsr,jqr->tij", basis, tensor, basis)
-    matrices = symmetric(matrices)
+    on the leading eigenspace, from 𝒢 of each net (nets, P, P, P, P)."""
+    basis = jnp.asarray(symmetric_basis(growth.shape[-1]), growth.dtype)
+    matrices = symmetric(jnp.einsum("ipq,tpqab,jab->tij", basis, growth, basis))
     # one basis for all nets: that of a single net may turn between directions of near equal growth
     values, vectors = jnp.linalg.eigh(jnp.mean(matrices, axis=0))
     rates = jnp.einsum("ik,tij,jk->tk", vectors, matrices, vectors)
@@ -147,11 +138,12 @@ def growth(
     field_error, slope_error = _bias(post, (g, g_other), (G, G_other))
     G, G_other = (x.reshape(nets, -1, *x.shape[1:]) for x in (G, G_other))
     # a change of X changes ⟨X, 𝒢 X⟩ at second order only
-    X = lax.stop_gradient(leading_eigenmatrix(G, G_other)) if eigenmatrix is None else eigenmatrix
+    tensor = jax.vmap(conjugation)(G, G_other)
+    X = lax.stop_gradient(leading_eigenmatrix(tensor)) if eigenmatrix is None else eigenmatrix
     outer = symmetric(jnp.einsum("npm,nqm->npq", g, g_other)).reshape(nets, -1, P, P)
     missed = post.error > model.channel.averaging.tolerance
     return Growth(
-        rate_per_net=jnp.einsum("pq,rpq->r", X, _apply(G, X, G_other)),
+        rate_per_net=jnp.einsum("pq,rpqab,ab->r", X, tensor, X),
         subspace=X,
         linear_signal=outer.mean(1),
         slope_error=slope_error,

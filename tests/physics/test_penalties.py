@@ -4,6 +4,8 @@ References are independent: the scalar state evolution of [DMM09] by quadrature,
 Donoho and Tanner by their equations, and minima by L-BFGS-B and linear programmes.
 """
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import jaxsmi as smi
+from jaxsmi.learners.base import Conjugates
 from jaxsmi.learners.penalties import BoundedPenalty
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
@@ -70,9 +73,18 @@ def test_averages_over_the_field(name):
         assert abs(value(w) - found.x) < 1e-4  # a minimum by values: √eps, and xatol
         step = lambda x: value(penalty.responses(jnp.asarray([[x]]), jnp.asarray([[A]]))[0])
         assert abs(value(slope) - (step(b + 1e-6) - step(b - 1e-6)) / 2e-6) < 1e-8
-    law = jnp.zeros(1), jnp.full((1, 1), mean), jnp.full((1, 1, 1), spread)
-    args = jnp.asarray(A), jnp.asarray([signal]), jnp.asarray(noise)
-    made = penalty.averages(*args, *law)
+    law = SimpleNamespace(
+        log_weight=jnp.zeros(1),
+        mean=jnp.full((1, 1), mean),
+        covariance=jnp.full((1, 1, 1), spread),
+    )
+    teacher = SimpleNamespace(
+        second_moment=jnp.ones((1, 1)),
+        direction_gram=jnp.zeros((0, 0)),
+        prior=SimpleNamespace(column=lambda size: law),
+    )
+    matrices = (jnp.full((1, 1), x) for x in (noise, signal, A))
+    made = penalty.weight_averages(Conjugates(*matrices, jnp.zeros((1, 0))), teacher)
     sigma = np.sqrt(signal**2 * spread + noise)
     b = signal * mean + sigma * np.linspace(-9.0, 9.0, 400001)
     weight = norm.pdf(b, signal * mean, sigma) * (b[1] - b[0])
@@ -81,12 +93,11 @@ def test_averages_over_the_field(name):
     w = mean + signal * spread / sigma**2 * (b - signal * mean)
     # the midpoint of a step is missed by one spacing: 5e-5
     for got, expected in (
-        (made.mean, f),
-        (made.square, f**2),
-        (made.teacher, f * w),
+        (made.overlaps.overlap, f**2),
+        (made.overlaps.teacher_overlap, f * w),
         (made.penalty, 0.5 * ridge * f**2 + l1 * abs(f)),
-        (made.slope, slope),
-        (made.squared_slope, slope**2),
+        (made.overlaps.covariance, slope),
+        (made.squared, slope**2),
     ):
         assert abs(value(got) - np.sum(weight * expected)) < 5e-5, name
 
