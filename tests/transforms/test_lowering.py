@@ -212,9 +212,13 @@ def device(bytes_limit, name="accelerator"):
     return types.SimpleNamespace(platform=name, memory_stats=lambda: stats)
 
 
-def test_blocks_follow_memory_and_not_names():
+def test_blocks_follow_memory_and_not_names(monkeypatch):
     least, most = Block(16, 512), Block(512, 2048)
-    shape = lambda size, name: block_within(working_memory(device(size, name)), 17, least, most)
+
+    def shape(size, name):
+        monkeypatch.setattr(jax, "local_devices", lambda: [device(size, name)])
+        return block_within(working_memory(), 17, least, most)
+
     for size in (None, 2**30, 2**33, 2**37):
         assert len({shape(size, name) for name in ("cpu", "gpu", "cuda", "rocm", "tpu")}) == 1
     assert shape(None, "gpu") == shape(0, "tpu") == least  # memory unknown: the cache
