@@ -132,15 +132,15 @@ $(MADE):
 	@touch $@
 
 # uv installs in a tenth of pip's time. It does not read pip's settings (a mirror, a proxy): where it fails, pip installs.
-# Modules are compiled when they are imported, most never are (--no-compile; uv compiles none).
+# Modules are compiled when they are imported, most never are (--no-compile; uv compiles none unless told, as for the demo).
 define INSTALL
 	@echo "Installing jaxsmi $(1) (a minute or two, the first time)"
-	@$(PIP) install --no-compile --quiet uv && $(UV) -e '.[$(2)]' \
+	@$(PIP) install --no-compile --quiet uv && $(UV) $(3) -e '.[$(2)]' \
 	    || $(PIP) install --no-compile --quiet -e '.[$(2)]'
 endef
 
 $(DEMO): pyproject.toml $(MADE)
-	$(call INSTALL,for the demo,plot$(comma)data)
+	$(call INSTALL,for the demo,plot$(comma)data,--compile-bytecode)
 	@touch $@
 
 # The development set contains the demo's.
