@@ -15,7 +15,7 @@ import lazy_loader
 
 _import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-_MODULES = ("links", "priors", "losses", "sgd")
+_MODULES = ("links", "priors", "losses", "sgd")  # whose names are looked for in the package
 # Names of earlier versions, and what to use now.
 _REMOVED: dict[str, str] = {
     "Batches": "smi.Gradient",
@@ -38,7 +38,9 @@ def __getattr__(name: str) -> object:
         return _import_name(name)
     close = "".join(difflib.get_close_matches(name, __all__, 1, 0.5))
     hint = f"did you mean {close!r}?" if close else "dir(jaxsmi) lists the names."
-    if module := next((m for m in _MODULES if name in dir(_import_name(m))), ""):
+    # Python itself asks for names such as __wrapped__: not worth four imports
+    modules = () if name.startswith("_") else _MODULES
+    if module := next((m for m in modules if name in dir(_import_name(m))), ""):
         hint = f"it is smi.{module}.{name}."
     if name in _REMOVED:
         hint = f"it is now {_REMOVED[name]}."

@@ -173,19 +173,15 @@ _MOST_ROWS = 24  # of a printed table: a screen
 def _overlaps(results: xarray.Dataset) -> str:
     """A table of overlaps, the means over seeds, one row a point."""
     axes = [*map(str, results.overlap.dims[:-4]), "alpha"]
-    diagonal = lambda name: np.einsum("...pp->...p", results[name].values)
-    Q, errors = diagonal("overlap"), diagonal("stderr")  # (.., seed, alpha, P)
-    seeds, _, P = Q.shape[-3:]
-    # of few seeds the spread is itself uncertain, and of exact averages it is zero
-    spread = np.sqrt(np.sum(errors**2, -3)) / seeds
-    if seeds > 1:
-        spread = np.fmax(spread, np.std(Q, -3, ddof=1) / np.sqrt(seeds))
-    Q, codes = Q.mean(-3), results.result.values
+    mean = results.overlap.mean("seed", skipna=False)
+    error = sweeps.mean_error(results.overlap, results.stderr)
+    Q, errors = (np.einsum("...pp->...p", x.values) for x in (mean, error))  # (.., alpha, P)
+    codes, P = results.result.values, Q.shape[-1]
     rows = [[*axes, *(["overlap"] if P == 1 else [f"overlap {p + 1}" for p in range(P)]), "result"]]
     for point in list(np.ndindex(Q.shape[:-1]))[:_MOST_ROWS]:
         place = [results[name].values[k] for name, k in zip(axes, point, strict=True)]
         shown = [number(x) if isinstance(x, (int, float)) else str(x) for x in place]
-        pairs = zip(Q[point], spread[point], strict=True)
+        pairs = zip(Q[point], errors[point], strict=True)
         ended = counts(codes[(*point[:-1], slice(None), point[-1])])
         rows.append([*shown, *starmap(format_estimate, pairs), ended])
     hidden = Q[..., 0].size - _MOST_ROWS

@@ -105,7 +105,7 @@ class Result(enum.IntEnum):
         "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension.",
         "The run diverged: take a lower learning rate.",
         "Norms grow without bound. Without a ridge the minimum is not unique, or lies at infinity: "
-        "labels can be fitted exactly, or separated. Take a small ridge, as ridge=1e-6.",
+        "labels can be fitted exactly, or separated. Take a ridge, as ridge=1e-6, or a larger one.",
     )
     NONFINITE = (
         4,

@@ -205,7 +205,7 @@ class FirstOrder(Described):
 
     @property
     def message(self) -> str:
-        """Sentences that go with the codes of the thresholds."""
+        """The sentences that go with the result codes (outside jit and vmap)."""
         thresholds = (self.spinodal, self.information_theoretic, self.algorithmic)
         said = dict.fromkeys(x.message for x in thresholds if x is not None)
         return "\n".join(said) or "The branches agree at all α of the grid: no transition."

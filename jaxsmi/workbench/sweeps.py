@@ -107,6 +107,15 @@ def sweep(
     return results
 
 
+def mean_error(values: xarray.DataArray, errors: xarray.DataArray) -> xarray.DataArray:
+    """Standard error of the mean over seeds: their spread, or the errors of the solutions where
+    these are larger. Of few seeds the spread is itself uncertain, and of exact averages zero."""
+    seeds = values.sizes["seed"]
+    own: Any = (errors**2).sum("seed", skipna=False) ** 0.5 / seeds
+    spread: Any = own if seeds == 1 else values.std("seed", ddof=1) / seeds**0.5
+    return np.fmax(own, spread)
+
+
 def solve_grid(
     grid: Grid,
     out: str | os.PathLike[str] | None,

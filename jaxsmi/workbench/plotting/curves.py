@@ -17,6 +17,7 @@ from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold,
 from jaxsmi.core.validate import check, choice
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
+from jaxsmi.workbench.sweeps import mean_error
 
 if TYPE_CHECKING:
     import xarray
@@ -457,7 +458,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     combination of parameters, from dark to light.
 
     The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds. Bands are
-    two standard errors: of the solutions, or by the spread of several seeds where that is larger.
+    two standard errors (`sweeps.mean_error`).
 
     Args:
         table: From `jaxsmi.sweep`.
@@ -469,10 +470,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     # Q + V is the second moment in theory; training has no V
     norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
     each = table.overlap / norm
-    share, seeds = each.mean("seed"), each.sizes["seed"]
-    error = ((table.stderr / norm) ** 2).sum("seed") ** 0.5 / seeds
-    if seeds > 1:  # the spread of few is itself uncertain, and of exact averages zero
-        error = np.fmax(error, each.std("seed", ddof=1) / seeds**0.5)
+    share, error = each.mean("seed"), mean_error(each, table.stderr / norm)
     parameters = [str(name) for name in share.dims[:-3]]
     count = share.sizes["index"]
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
@@ -486,11 +484,13 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
         )
         tints = drawing.shades(rows.sizes["row"])
         for k, tint in enumerate(tints):
-            label = ", ".join(f"{name} {rows[name].values[k]}" for name in parameters)
+            values = [rows[name].values[k] for name in parameters]
+            shown = [f"{x:.4g}" if isinstance(x, float) else f"{x}" for x in values]
+            label = ", ".join(map(" ".join, zip(parameters, shown, strict=True)))
             # with more curves than this a legend hides the panel
             label = label if len(tints) <= _MOST_NAMES else None
             ax.plot(rows.alpha, rows[k], marker=".", color=tint, label=label)
-            low, high = rows[k] - 2.0 * errors[k], rows[k] + 2.0 * errors[k]
+            low, high = (rows[k].values + x * errors[k].values for x in (-2.0, 2.0))
             drawing.band(ax, rows.alpha, low, high, tint, within=(0.0, np.inf))
         ax.set(xlabel=_ALPHA, title=f"index {p + 1}" if count > 1 else "")
     panels[0].set_ylabel(_OVERLAP)
