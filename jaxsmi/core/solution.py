@@ -248,9 +248,6 @@ class LearnerSolution(Solution):
     Attributes:
         teacher_overlap: M = W W*ᵀ/D (P, P*); NaN without a teacher.
         direction_overlap: B = W Uᵀ/D (P, K), with the fixed directions of the inputs.
-        error: As of a `Solution`; in theory, of labels of few values (signs with flips or noise, a
-            `log_likelihood` with `outcomes=`), with their noise: without it
-            `smi.generalization_error`.
         train_loss: Loss of a sample at the minimum, on average.
         test_loss: Loss of a new sample, with its label noise.
         energy: R(W)/D = α train_loss + (λ/2) tr Q.

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.proximal import ProximalOutput
-from jaxsmi.core.arrays import missing_array, symmetric, theory_dtype
+from jaxsmi.core.arrays import frozen, missing_array, symmetric, theory_dtype
 from jaxsmi.learners.base import AbstractIndexLearner, Conjugates, OrderParameters, TeacherLaw
 from jaxsmi.models.index import IndexModel
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd
-from jaxsmi.numerics.quadrature import gaussian_points
+from jaxsmi.numerics.quadrature import gaussian_points, power_of_two, randomised_gaussians
 
 # Points come with the signs of ξ and of η flipped, so that symmetries of even links hold exactly.
 _SIGNS = ((1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0))
@@ -131,10 +131,7 @@ class LabelAverages(eqx.Module):
         eta = images(eta, [t for _, t in signs]).reshape(weight.size, drawn, M)
         noise = images(noise, [1.0] * len(signs)).reshape(weight.size, sizes[2])
 
-        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(x.overlap), xi)
-        omega = omega + x.direction_overlap @ self.encoding.T
-        z = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher_overlap, xi)
-        z = z + self.teacher_law.teacher_direction_overlap @ self.encoding.T
+        omega, z = self._fields(x, xi)
         rho = self._remainder(x)
         if finite:
             return self._each_label(x, omega, z, rho, weight)
@@ -143,6 +140,13 @@ class LabelAverages(eqx.Module):
         labels = jax.vmap(channel.label)(z, noise)
         score = jnp.einsum("pq,nqm->npm", inverse_root(rho), eta)
         return _Labelled(omega, z, labels, score, reply, weight)
+
+    def _fields(self, x: OrderParameters, xi: Array) -> tuple[Array, Array]:
+        """ω (n, P, M), and the mean of z* given ω (n, P*, M), from normals ξ (n, P, M)."""
+        omega = jnp.einsum("pq,nqm->npm", sqrt_psd(x.overlap), xi)
+        omega = omega + x.direction_overlap @ self.encoding.T
+        z = jnp.einsum("pq,npm->nqm", inverse_root(x.overlap) @ x.teacher_overlap, xi)
+        return omega, z + self.teacher_law.teacher_direction_overlap @ self.encoding.T
 
     def _each_label(
         self, x: OrderParameters, omega: Array, z: Array, rho: Array, weight: Array
@@ -163,6 +167,23 @@ class LabelAverages(eqx.Module):
         )
         weight = odds * jnp.repeat(weight, copies, axis=1)
         return _Labelled(omega, z, labels, known.g, reply, weight)
+
+    def _drawn(self, x: OrderParameters) -> tuple[Array, Array, Array]:
+        """Fields ω and z*, and weights (R, n/R) of sum one: z* stays where it is drawn, and weights
+        have the derivative of its law, so that jumps of a link count."""
+        P, P_star = x.teacher_overlap.shape
+        M, points = self.model.tokens, power_of_two(self.points_per_net)
+        key = jax.random.fold_in(self.key, 1)
+        normal = randomised_gaussians(key, points, self.nets, (P + P_star) * M)
+        normal = normal.reshape(-1, P + P_star, M)
+        omega, mean = self._fields(x, normal[:, :P])
+        rho = self._remainder(x)
+        eta = jnp.einsum("pq,nqm->npm", sqrt_psd(rho), normal[:, P:])
+        z, unit = frozen(mean + eta), inverse_root(rho)
+        distance = jnp.einsum("pq,nqm->npm", unit, z - mean)
+        density = M * jnp.linalg.slogdet(unit)[1] - 0.5 * jnp.sum(distance**2, axis=(1, 2))
+        weight = (1.0 + density - frozen(density)) / points
+        return omega, z, weight.reshape(self.nets, points)
 
     def answers(self, x: OrderParameters) -> LearnerAverages:
         """Average the response of the learner over labels at the order parameters x."""
@@ -195,7 +216,7 @@ class LabelAverages(eqx.Module):
             by_parts=parts(smooth),
             train_loss=mean(reply.loss),
             test_loss=mean(self.learner.test_loss(outputs, labelled.labels)),
-            error=self._error(labelled, outputs),
+            error=self._error(x, labelled, outputs),
             envelope=mean(reply.envelope),
             # the replicon needs second moments of ∂g, not of its mean
             squared=alpha * conjugation(reply.dg * odds[:, None, None, None, None], reply.dg),
@@ -220,16 +241,22 @@ class LabelAverages(eqx.Module):
         jumps = self.learner.regularity.jumps
         return jnp.where(self.use_parts, by_score, smooth) if jumps else smooth, smooth
 
-    def _error(self, labelled: _Labelled, outputs: Array) -> Array:
-        """E ‖link(ω) - link*(z*)‖² (R,), of finitely many labels E ‖link(ω) - y‖² with their noise;
-        NaN where the two do not compare."""
-        finite = self.model.channel.outcomes is not None
-        targets = labelled.labels if finite else jax.vmap(self.model.link)(labelled.teacher_fields)
+    def _error(self, x: OrderParameters, labelled: _Labelled, outputs: Array) -> Array:
+        """E ‖link(ω) - link*(z*)‖² (R,); NaN where the two do not compare."""
+        channel, weight = self.model.channel, labelled.weight
+        if channel.outcomes is not None and channel.noise_size == 0:
+            targets = labelled.labels
+        else:
+            fields = labelled.teacher_fields
+            if channel.outcomes is not None:  # the labels that are summed over have noise
+                omega, fields, weight = self._drawn(x)
+                outputs = jax.vmap(self.learner.network.link)(omega)
+            targets = jax.vmap(self.model.link)(fields)
         # a student may have other outputs than the teacher, as a margin has for a class
         if outputs[0].size != targets[0].size:
             return missing_array((self.nets,), outputs.dtype)
         gap = outputs.reshape(len(outputs), -1) - targets.reshape(len(outputs), -1)
-        return labelled.mean(jnp.sum(gap**2, axis=1))
+        return jnp.sum(weight * jnp.sum(gap**2, axis=1).reshape(weight.shape), axis=1)
 
     def _remainder(self, x: OrderParameters) -> Array:
         """V* = S - Mᵀ Q^{-1} M (P*, P*): the covariance of teacher fields given the student's."""

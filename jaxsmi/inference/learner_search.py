@@ -267,10 +267,9 @@ def search_learner(
             own numbers are parameters counts as not convex unless it says `convex=True`.
         start: Parameters, a number, an array or a tree of them.
         key: As in `state_evolution`: one key for all parameters.
-        objective: "error", E ‖ŷ - y‖² without label noise (with that of labels of few values);
-            "test_loss", E ℓ(ŷ, y); or "cosine", for classes: the mean of 1 - cosine² over the
-            indices of a student that has as many as the teacher, which for signs falls with the
-            share of wrong labels. Default "error".
+        objective: "error", E ‖ŷ - y‖² without label noise; "test_loss", E ℓ(ŷ, y); or "cosine",
+            for classes: the mean of 1 - cosine² over the indices of a student that has as many as
+            the teacher, which for signs falls with the share of wrong labels. Default "error".
         averages: As in `state_evolution`.
         iteration: `smi.Iteration(max_steps, tolerance)`: evaluations at most, default 30, and the
             step in the parameters below which the search ends, default 1e-3. A bar is shown where

@@ -312,6 +312,33 @@ def test_without_a_ridge_labels_that_can_be_fitted_have_no_minimum_of_their_own(
     assert float(end.covariance[0, 0]) == pytest.approx(4.0, rel=1e-6)
 
 
+def errors_on_flipped_signs(ridge):
+    """The error of a linear student in theory, E (ω - sign z*)² = Q - 2 √(2/π) M + 1, and the
+    standard error of the first."""
+    end = smi.state_evolution(
+        smi.links.sign(flip=0.15),
+        2.0,
+        learner=smi.Erm(LINEAR, ridge=ridge),
+        averages=smi.Averages(8192, 8),
+        key=KEY,
+    )
+    exact = end.overlap - 2.0 * jnp.sqrt(2.0 / jnp.pi) * end.teacher_overlap + 1.0
+    return end.error, exact[0, 0], end.stderrs["error"]
+
+
+def test_error_of_a_learner_leaves_out_the_noise_of_flipped_signs():
+    error, exact, bar = errors_on_flipped_signs(0.5)
+    assert abs(error - exact) < 5.0 * bar < 0.02 * exact
+
+
+@SLOW
+def test_its_derivative_sees_the_jump_of_the_label():
+    slope, exact, _ = jax.jacfwd(errors_on_flipped_signs)(0.5)
+    # the error bar of the error itself is .3 %
+    assert float(slope) == pytest.approx(float(exact), rel=0.05)
+    assert exact < -0.05
+
+
 @SLOW
 def test_a_ridge_out_of_range_is_invalid_inside_jit():
     @jax.jit
