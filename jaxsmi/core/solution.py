@@ -89,7 +89,7 @@ class Solution(Described):
         error: Mean squared error E ‖ŷ - y‖² of ŷ = link(estimated fields) on noiseless labels of
             new inputs. Of labels ±1 it is four times the share of wrong ones; of matrix models the
             error of the estimate. Runs on data use 2048 random inputs; NaN without a teacher. With
-            an error bar: `smi.generalization_error` (of a run: with its `data=`).
+            an error bar: `smi.generalization_error` with `data=`.
         alpha: Sample complexity N/D (matrices: n/d², n/(dL)).
         steps: Steps taken.
         residual: The last residual of the fixed point.
@@ -105,6 +105,7 @@ class Solution(Described):
         ends: For a run with several starts: all `Ends`, of which this is the best.
         weights: The estimate (P, D); None in theory.
         state: What is needed to continue a run.
+        stderrs: In theory, standard errors of other numbers, by their names and "cosine".
         model: The problem, so that a file or a figure can say how it was made.
         key: The randomness, for the same purpose.
         kind: What ran: "state_evolution", "gamp", "spectral", "train", "descent_theory" or
@@ -126,6 +127,7 @@ class Solution(Described):
     ends: Ends | None = None
     weights: Array | None = None
     state: PyTree = None
+    stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
     model: Any = None  # an AbstractModel: models are above this package
     key: PRNGKeyArray | None = None
     kind: str = eqx.field(static=True, default="state_evolution")
@@ -198,13 +200,15 @@ class Solution(Described):
         overlaps = [format_estimate(self.overlap[p, p], self.stderr[p, p]) for p in range(P)]
         columns = [["", *index_names(self.model, P)], ["overlap", *overlaps]]
         if concrete(self.overlap) and bool(np.all(np.isfinite(cosine := self.cosine))):
-            errors = getattr(self, "stderrs", {}).get("cosine")  # of a learner in theory
+            errors = self.stderrs.get("cosine")  # of a learner in theory
             shown = map(number, cosine) if errors is None else map(format_estimate, cosine, errors)
             columns.append(["cosine", *shown])
         return describe(title, facts, list(zip(*columns, strict=True)), remark)
 
     def _numbers(self) -> dict[str, str]:
-        return {"error": number(self.error)}
+        if "error" not in self.stderrs:
+            return {"error": number(self.error)}
+        return {"error": format_estimate(self.error, self.stderrs["error"])}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the overlap or cosine of each index against the iteration.
@@ -256,7 +260,6 @@ class LearnerSolution(Solution):
             formula gives the point of a loss that is not convex.
         gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
         spectrum: In theory of one matrix, the law of what was learned (`LearnedSpectrum`).
-        stderrs: Standard errors, by the names above and "cosine"; that of the overlap is `stderr`.
     """
 
     teacher_overlap: Array | None = None
@@ -268,7 +271,6 @@ class LearnerSolution(Solution):
     jump_fraction: Array | None = None
     gradient_norm: Array | None = None
     spectrum: PyTree | None = None
-    stderrs: Mapping[str, Array] = eqx.field(default_factory=dict)
 
     def cosines(self, overlaps: Mapping[str, Array]) -> Array:
         """The cosines (.., P) of theory at "overlap" Q and "teacher_overlap" M. ρ is the second

@@ -116,7 +116,8 @@ class Curve(Described):
                 errors = one.stderrs.get("cosine", exact)
                 columns = list(map(format_estimate, one.cosine, errors))
             code = Result(int(one.result)).name
-            rows.append([number(one.alpha), *columns, number(one.error), code])
+            error = format_estimate(one.error, one.stderrs.get("error", jnp.zeros(())))
+            rows.append([number(one.alpha), *columns, error, code])
         name = "cosines" if learned else "overlaps"
         return describe(f"Curve of {len(self)} solutions: {name}", rows=rows)
 

@@ -36,7 +36,7 @@ from jaxsmi.core.arrays import PyTree, array_module, frozen, missing, nan_unless
 from jaxsmi.core.driver import AbstractSolver, Run, init_run, one_by_one, run_solver
 from jaxsmi.core.options import Averages, Start
 from jaxsmi.core.results import INACCURATE_SHARE, Result, choose
-from jaxsmi.core.solution import Solution
+from jaxsmi.core.solution import Estimate, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, regular_along
@@ -165,7 +165,7 @@ def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
     stderr = stderrs.pop("overlap")
     return problem.solution(
         **jax.tree.map(masked, numbers),
-        **({"stderrs": stderrs} if stderrs else {}),
+        stderrs=stderrs,
         **end.fields,
         stderr=stderr,
         alpha=problem.alpha,
@@ -370,9 +370,12 @@ class OverlapMap(AbstractOrderMap):
 
     def numbers(self, x: Array) -> Numbers:
         """Q, V and the plug-in error."""
-        key = jax.random.fold_in(self.key, 2)
-        error = self.model.metric.theory_error(x, key=key, points=self.points_per_net)
+        error = self._error(x).value
         return {"overlap": self.second_moment - x, "covariance": x, "error": error}
+
+    def _error(self, V: Array) -> Estimate:
+        key = jax.random.fold_in(self.key, 2)
+        return self.model.metric.theory_error(V, key=key, points=self.points_per_net)
 
     def end(self, run: Run[fixed_point.FixedPointState]) -> End:
         """The last V, with the error of the last evaluation: no other one is needed."""
@@ -389,7 +392,10 @@ class OverlapMap(AbstractOrderMap):
         stderr = jnp.where(code == Result.MAX_STEPS, missing(), jnp.hypot(spread, last.remaining))
         J = evaluation.jacobian.reshape(last.V.size, last.V.size)
         fields = {"spectral_radius": last.spectral_radius}
-        return End(last.V, self.numbers(last.V), J, {"overlap": stderr}, code, fields)
+        # its own sampling, and what the error of V changes
+        error, moved = self._error(last.V), self._error(last.V + stderr).value
+        stderrs = {"overlap": stderr, "error": jnp.hypot(error.stderr, moved - error.value)}
+        return End(last.V, self.numbers(last.V), J, stderrs, code, fields)
 
     def slope(self, x: Array, jacobian: Array) -> Array:
         """Jacobian of the sampled map, whose labels move with the fields."""

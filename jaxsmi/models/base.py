@@ -446,7 +446,7 @@ class AbstractMetric(eqx.Module):
         covariance V (P, P)."""
 
     @abc.abstractmethod
-    def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
+    def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Estimate:
         """Compute the limit D → ∞ of `error`, at the posterior covariance V (P, P)."""
 
 

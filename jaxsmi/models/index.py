@@ -245,13 +245,13 @@ class IndexMetric(AbstractMetric):
         """Average over z ~ N(ω, V), for each token."""
         return posterior_labels(self.model, omega, V)
 
-    def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
+    def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Estimate:
         """Compute the plug-in prediction error."""
         # at a Bayes-optimal fixed point M = Q = S - V
         Q = self.model.prior.second_moment(self.model.indices) - V
         # links are cheap, while a posterior in closed form needs few points
         points = max(points, _ERROR_POINTS)
-        return prediction_error(self.model, Q, key=key, points=points).value
+        return prediction_error(self.model, Q, key=key, points=points)
 
 
 class _Loss(eqx.Module):

@@ -238,10 +238,10 @@ class MatrixMetric(AbstractMetric):
         """Average over scores ω + √V GOE(T)."""
         return posterior_labels(self.model, omega, self._scale * V, _symmetric_fields)
 
-    def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Array:
+    def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Estimate:
         """Return V, the mean over matrices."""
         del key, points
-        return jnp.mean(jnp.diagonal(V))
+        return Estimate(jnp.mean(jnp.diagonal(V)), jnp.zeros((), V.dtype))
 
 
 def _symmetric_fields(normal: Array) -> Array:

@@ -187,8 +187,7 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
         "direction_overlap": ("index", "direction"),
     }
     named = {name: (own, getattr(solution, name, None)) for name, own in axes.items()}
-    errors = getattr(solution, "stderrs", {})  # of a learner
-    named |= {f"{name}_stderr": (axes[name], error) for name, error in errors.items()}
+    named |= {f"{name}_stderr": (axes[name], error) for name, error in solution.stderrs.items()}
     variables: dict[str, Any] = {
         name: (own, np.asarray(value))
         for name, (own, value) in named.items()

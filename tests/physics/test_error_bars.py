@@ -75,6 +75,12 @@ def test_error_bars_of_overlaps(name):
     near = np.mean([float(end.overlap[0, 0]) for end in ends])  # which root, and no more
     truth = brentq(gap, near - 0.05, near + 0.05, xtol=1e-6)
     check_error_bars([(end.overlap[0, 0], end.stderr[0, 0]) for end in ends], truth)
+    if "|z|" in name:  # of eight nets: the bar is known to 27 %, and z is Student's
+        root = np.sqrt(truth)  # the correlation of z and ω
+        product = 2.0 / np.pi * root * (np.sqrt(1.0 - truth) + root * np.arcsin(root))
+        z = [(end.error - (1.0 + truth - 2.0 * product)) / end.stderrs["error"] for end in ends]
+        assert 0.7 < np.std(z) < 1.5
+        assert abs(np.mean(z)) < 0.6
 
 
 @pytest.mark.slow

@@ -348,8 +348,7 @@ def risk_against_alpha(
     check(len(curves) == len(labels), "labels", labels, f"{len(curves)} of them")
     curves = [[curve] if isinstance(curve, Solution) else list(curve) for curve in curves]
     if values is None:
-        # the error of Bayes has no error bar
-        error_of = lambda x: (getattr(x, quantity), getattr(x, "stderrs", {}).get(quantity, 0.0))
+        error_of = lambda x: (getattr(x, quantity), x.stderrs.get(quantity, 0.0))
         values = [Estimate(*np.array([error_of(x) for x in c], float).T) for c in curves]
     bare = lambda x: Estimate(*np.array([x, np.zeros(np.shape(x))], float))
     values = [x if isinstance(x, Estimate) else bare(x) for x in values]
