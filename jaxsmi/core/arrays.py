@@ -137,6 +137,14 @@ def theory_dtype() -> jnp.dtype:
     return jnp.dtype("float32")
 
 
+def precision_of(*values: object) -> jnp.dtype:
+    """The finest floating-point precision of some arrays; that of theory where none has one."""
+    dtypes = [x.dtype for x in values if isinstance(x, (jax.Array, np.ndarray))]
+    dtypes = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+    # not jnp.result_type: strict dtype promotion allows no mixture
+    return max(dtypes, key=lambda dtype: dtype.itemsize, default=theory_dtype())
+
+
 def warn_of_single(warn: bool) -> None:
     """Warn once more where float64 is off; False: never, the user asked for float32."""
     global _warned

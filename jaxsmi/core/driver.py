@@ -122,16 +122,15 @@ class Run(eqx.Module, Generic[State]):
     history: dict[str, Array]
 
 
-def new_run(solver: AbstractSolver[State], records: int, start: bool = True) -> Run[State]:
-    """A run before its first step, with room for `records` entries of the history after that of the
-    start; `start`: the state before the first step is recorded."""
+def new_run(solver: AbstractSolver[State], records: int) -> Run[State]:
+    """A run before its first step, its start recorded, with room for `records` more entries of the
+    history."""
     state = solver.init()
     zero = jnp.zeros((), int)
     shapes = jax.eval_shape(solver.observe, state, zero)
     fill = lambda x: missing_array((records + 1, *x.shape), x.dtype)
     history = {name: jax.tree.map(fill, entry) for name, entry in shapes.items()}
-    if start:
-        history = _put(history, zero, solver.observe(state, zero))
+    history = _put(history, zero, solver.observe(state, zero))
     code = jax.eval_shape(solver.terminate, state, zero)
     run = Run(state, zero, jnp.full(code.shape, RUNNING), history)
     return jax.tree.map(lambda x: _strong(x) if eqx.is_array(x) else x, run)

@@ -135,12 +135,13 @@ def array(
     empty: bool = False,
 ) -> Array:
     """Real numbers of an interval, in the theory's precision or another; entries that are traced
-    and lie outside become NaN. `shape`: with None for an axis of any length."""
+    and lie outside become NaN. `shape`: with None for an axis of any length. `empty`: no numbers
+    are allowed, too."""
     x = _real_array(name, value, allowed, theory_dtype() if dtype is None else dtype)
     fits = shape is None or len(shape) == x.ndim
     fits = fits and all(n in (None, m) for n, m in zip(shape or (), x.shape, strict=False))
     check(fits, name, value, allowed)
-    check(empty or shape is not None or x.size > 0, name, value, allowed)
+    check(empty or x.size > 0 or 0 in (shape or ()), name, value, allowed)
     allowed = allowed if "finite" in allowed else f"{allowed}, finite numbers"
     return _within(x, name, value, interval, allowed)
 

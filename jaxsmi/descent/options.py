@@ -17,7 +17,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, as_module, theory_dtype
 from jaxsmi.core.data import Dataset, Regenerated
 from jaxsmi.core.validate import COSINE, UNIT_INTERVAL, check
-from jaxsmi.design.products import shifted
+from jaxsmi.design.products import draw_inputs, shifted
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, draw_labels
 
@@ -193,7 +193,6 @@ class Stream(eqx.Module):
         self.dtype = validate.optional(validate.dtype, "dtype", dtype)
         self.shape = model.design.input_shape(self.teacher.shape[1])
         U = validate.optional(validate.array, "directions", directions, "U (K, D)")
-        model.design.check_directions(U)
         # errors of a student count the mean of the inputs, so that the stream has to carry it
         around = model.design.directions(None, self.teacher, U)
         self.directions = None if around is None else around.vectors
@@ -217,7 +216,9 @@ class Stream(eqx.Module):
         # resolved at each draw, not once: double precision may be switched on later
         dtype = self.dtype or theory_dtype()
         # the shape of one input was taken outside jit, where the model's ratios are numbers
-        inputs = self.model.design.draw_inputs(input_key, samples, self.shape, dtype)
+        inputs = draw_inputs(
+            input_key, samples, self.shape, dtype, True, self.model.design.laws["gaussian"]
+        )
         if self.directions is not None and self.encoding is not None:
             inputs = shifted(inputs, Directions(self.directions, self.encoding).mean)
         assert not isinstance(inputs, Regenerated)

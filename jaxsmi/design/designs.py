@@ -42,7 +42,6 @@ from jaxsmi.design.products import (
     Inputs,
     Law,
     back_project,
-    draw_inputs,
     gaussian,
     mapped,
     product_dtype,
@@ -119,30 +118,12 @@ class AbstractDesign(eqx.Module):
     def operator(self, inputs: Inputs) -> AbstractOperator:
         """Return the linear map from signal to fields of some inputs."""
 
-    def draw_inputs(
-        self,
-        key: PRNGKeyArray,
-        samples: int,
-        shape: tuple[int, int],
-        dtype: DTypeLike,
-        *,
-        store: bool = True,
-        law: str = "gaussian",
-    ) -> Inputs:
-        """Draw inputs (N, M, D) with iid entries of one of `laws`, stored or drawn whenever read;
-        `shape` is the shape of one input."""
-        return draw_inputs(key, samples, shape, dtype, store, self.laws[law])
-
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
     ) -> Directions | None:
         """Return the fixed directions around which inputs lie, `vectors` or drawn ones; None if
-        inputs are centred."""
-        del key, teacher, vectors
-        return None
-
-    def check_directions(self, vectors: ArrayLike | None) -> None:
-        """Raise a ValueError for vectors if inputs have no fixed directions."""
+        inputs are centred, which have no vectors."""
+        del key, teacher
         allowed = "None: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
         check(vectors is None, "directions", vectors, allowed)
 
@@ -298,17 +279,12 @@ class IndexDesign(AbstractDesign):
         """W -> W x/√D."""
         return IndexOperator(inputs)
 
-    def check_directions(self, vectors: ArrayLike | None) -> None:
-        """Raise a ValueError for vectors if the model has no `inputs`."""
-        if self.inputs is None:
-            super().check_directions(vectors)
-
     def directions(
         self, key: PRNGKeyArray | None, teacher: Array, vectors: ArrayLike | None
     ) -> Directions | None:
         """Return the directions of `inputs`, `vectors` or drawn ones."""
         if self.inputs is None:
-            return None
+            return super().directions(key, teacher, vectors)
         S = self.prior.second_moment(self.indices)
         return self.inputs.directions(key, teacher.astype(S.dtype), S, vectors)
 

@@ -23,14 +23,20 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import array_module, concrete, missing_array, theory_dtype
+from jaxsmi.core.arrays import (
+    array_module,
+    concrete,
+    missing_array,
+    precision_of,
+    theory_dtype,
+)
 from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.display import constructor_repr
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Estimate, LearnerSolution, Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.design.designs import AbstractDesign
-from jaxsmi.design.products import Inputs, product_dtype, shifted, streams
+from jaxsmi.design.products import Inputs, draw_inputs, product_dtype, shifted, streams
 from jaxsmi.models.symmetry import AbstractSymmetry, cosine_table
 from jaxsmi.priors.base import AbstractPrior
 
@@ -213,7 +219,6 @@ class AbstractModel(eqx.Module):
             allowed = f"one with inputs of at most 2^40 numbers, {samples} x {shape} are more; or "
             allowed += "store=False"
             check(samples * shape[0] * shape[1] <= 2**40, "dimension", dimension, allowed)
-        design.check_directions(directions)
         design.warn_of_rounding(dimension, samples, float(alpha))
         teacher_key, input_key, noise_key, direction_key = streams(key)
         drawn = student.draw_teacher(teacher_key, dimension) if teacher is None else teacher
@@ -223,7 +228,7 @@ class AbstractModel(eqx.Module):
         # regenerated inputs are drawn at each pass: float32 needs half of the random bits, and
         # sums over blocks are float64
         usual = theory_dtype() if store else jnp.float32
-        x = design.draw_inputs(input_key, samples, shape, dtype or usual, store=store, law=law)
+        x = draw_inputs(input_key, samples, shape, dtype or usual, store, design.laws[law])
         # the mean is added last: inputs and their fluctuations are those of the same key without it
         if around is not None:
             x = shifted(x, around.mean)
@@ -291,9 +296,7 @@ class AbstractModel(eqx.Module):
         shape = self.design.input_shape(signal.shape[-1])
         allowed = f"an array of shape ({', '.join(map(str, ('N', *shape)))})"
         # in their own precision: float32 inputs would take twice the memory in that of theory
-        dtype = getattr(inputs, "dtype", None)
-        real = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-        x = validate.array("inputs", inputs, allowed, dtype=dtype if real else None, empty=True)
+        x = validate.array("inputs", inputs, allowed, dtype=precision_of(inputs), empty=True)
         x = x[:, None] if x.ndim == 2 else x
         check(x.ndim == 3 and x.shape[1:] == shape, "inputs", inputs, allowed)
         _warn_of_new_inputs(self, solution, x)

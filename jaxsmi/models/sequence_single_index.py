@@ -229,8 +229,7 @@ def _coordinates(encoding: ArrayLike | str | None, length: int) -> Array:
         validate.choice("encoding", encoding, ("paired", "orthonormal"))
         check(encoding != "paired" or length == 2, "encoding", encoding, words)
         return jnp.asarray([[1.0], [-1.0]]) if encoding == "paired" else jnp.eye(length)
-    rows = validate.array("encoding", encoding, words)
-    check(rows.ndim == 2 and rows.shape[0] == length, "encoding", encoding, words)
+    rows = validate.array("encoding", encoding, words, shape=(length, None))
     # the rank is a size, and unknown inside jit: columns are taken as they are
     if not concrete(rows):
         check(rows.shape[1] <= length, "encoding", rows, f"inside jit, at most {length} columns")

@@ -48,6 +48,14 @@ class AbstractEntries(AbstractIidPrior):
         factor = jax.vmap(jnp.diag)(scale[choice])
         return Mixture(jnp.sum(log_weight[choice], axis=1), mean[choice], factor)
 
+    def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
+        """Draw P·D independent entries; see `AbstractIidPrior.sample`."""
+        key, *shape = sizes(key, indices, dimension)
+        kind_key, value_key = jax.random.split(key)
+        log_weight, mean, scale = self.entry
+        kind = jax.random.categorical(kind_key, log_weight, shape=tuple(shape))
+        return mean[kind] + scale[kind] * jax.random.normal(value_key, kind.shape, mean.dtype)
+
 
 class Rademacher(AbstractEntries):
     """Binary prior with independent signs, for at most eight indices.
@@ -74,11 +82,6 @@ class Rademacher(AbstractEntries):
         """Points ±1, of equal weight."""
         signs = jnp.asarray([-1.0, 1.0], theory_dtype())
         return jnp.full_like(signs, np.log(0.5)), signs, jnp.zeros_like(signs)
-
-    def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
-        """Draw P·D independent signs; see `AbstractIidPrior.sample`."""
-        key, P, D = sizes(key, indices, dimension)
-        return jax.random.rademacher(key, (P, D), theory_dtype())
 
 
 class BernoulliGauss(AbstractEntries):
@@ -118,17 +121,10 @@ class BernoulliGauss(AbstractEntries):
         log_weight = jnp.log(jnp.stack([zero, self.density]))
         return log_weight, jnp.stack([zeros, zeros]), jnp.stack([zeros, scale])
 
-    def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
-        """Draw supports and values; see `AbstractIidPrior.sample`."""
-        key, P, D = sizes(key, indices, dimension)
-        support_key, value_key = jax.random.split(key)
-        support = jax.random.bernoulli(support_key, self.density, (P, D))
-        values = jax.random.normal(value_key, support.shape, theory_dtype())
-        return support * values / jnp.sqrt(self.density)
-
 
 def _probabilities(weights: object) -> Array:
-    value = validate.array("weights", weights, "probabilities (K,)", interval=validate.NON_NEGATIVE)
+    allowed, positive = "probabilities (K,)", validate.NON_NEGATIVE
+    value = validate.array("weights", weights, allowed, shape=(None,), interval=positive)
     # 1e-6: probabilities that were rounded to float32
     sums = jnp.abs(jnp.sum(value) - 1.0) < 1e-6
     validate.check(sums, "weights", value, "numbers >= 0 that add up to one")
@@ -179,8 +175,6 @@ class GaussianMixture(AbstractEntries):
     def __check_init__(self) -> None:
         validate.flag("mirrored", self.mirrored)
         shape = self.weights.shape
-        one_axis = len(shape) == 1 and shape[0] > 0
-        validate.check(one_axis, "weights", self.weights, "probabilities (K,)")
         for name, value in (("means", self.means), ("scales", self.scales)):
             allowed = f"numbers of shape {shape}, one for each weight"
             validate.check(value.shape == shape, name, value, allowed)
@@ -199,12 +193,3 @@ class GaussianMixture(AbstractEntries):
         twice = lambda x: jnp.concatenate([x, x])
         means = jnp.concatenate([self.means, -self.means])
         return twice(log_weight) - np.log(2.0), means, twice(self.scales)
-
-    def sample(self, key: PRNGKeyArray, indices: int, dimension: int) -> Float[Array, "P D"]:
-        """Draw peaks, signs and values; see `AbstractIidPrior.sample`."""
-        key, *shape = sizes(key, indices, dimension)
-        peak_key, sign_key, value_key = jax.random.split(key, 3)
-        kind = jax.random.choice(peak_key, len(self.weights), shape, p=self.weights)
-        values = jax.random.normal(value_key, shape, theory_dtype())
-        signs = jax.random.rademacher(sign_key, shape, theory_dtype()) if self.mirrored else 1.0
-        return signs * self.means[kind] + self.scales[kind] * values

@@ -69,7 +69,8 @@ def average(
             Itô's formula.
     """
     root = sqrt_psd(Qhat)
-    u, weights = prior.column(len(Qhat)).nodes(root)
+    column = prior.column(len(Qhat))
+    u, weights = mixture_nodes(column.log_weight, column.mean, column.covariance, root)
 
     def add(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
         b, weight = chunk

@@ -36,7 +36,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import symmetric, theory_dtype
+from jaxsmi.core.arrays import precision_of, symmetric, theory_dtype
 from jaxsmi.numerics.linear_algebra import bartlett, bartlett_size, inverse_of_many, sqrt_psd
 from jaxsmi.priors.base import AbstractPrior, Traits
 from jaxsmi.priors.field_averages import (
@@ -46,7 +46,6 @@ from jaxsmi.priors.field_averages import (
     half_outer,
     log_partition,
     minus_covariance_twice,
-    mixture_nodes,
     outer,
 )
 
@@ -81,15 +80,6 @@ class Mixture(eqx.Module):
         """E w wᵀ."""
         points = jnp.einsum("kp,kq->kpq", self.mean, self.mean)
         return jnp.einsum("k,kpq->pq", jnp.exp(self.log_weight), self.covariance + points)
-
-    @property
-    def size(self) -> int:
-        """Numbers held while computing the posterior of one column."""
-        return self.factor.size
-
-    def nodes(self, root: Float[Array, "P P"]) -> tuple[Array, Array]:
-        """Place nodes u (n, P) with weights (n,) for u = Q̂^{1/2}w + ξ, `root` = Q̂^{1/2}."""
-        return mixture_nodes(self.log_weight, self.mean, self.covariance, root)
 
     @eqx.filter_jit
     def respond(self, b: Float[Array, " P"], A: Float[Array, "P P"]) -> tuple[Array, Array, Array]:
@@ -129,7 +119,7 @@ def posteriors(column: Mixture, b: Array, A: Array) -> tuple[Array, Array, Array
     """Compute log Z_w (D,), the posterior mean (D, P) and covariance (D, P, P) of each column of
     b (P, D)."""
     respond = lambda field: column.respond(field, A)
-    batch = max(1, _MAX_BATCH_SIZE // column.size)
+    batch = max(1, _MAX_BATCH_SIZE // column.factor.size)
     # all columns at once if they fit: a loop over batches is slower
     if b.shape[1] <= batch:
         return jax.vmap(respond, in_axes=1)(b)
@@ -367,8 +357,7 @@ class AbstractIidPrior(AbstractPrior):
             Array([[1.]], dtype=...)
         """
         allowed = "an array of shape (indices P, dimension D)"
-        W = validate.array("signal", signal, allowed)
-        validate.check(W.ndim == 2, "signal", W, allowed)
+        W = validate.array("signal", signal, allowed, shape=(None, None))
         key = validate.key("key", key)
         strength = validate.number("strength", strength, validate.FRACTION).astype(W.dtype)
         noise = jax.random.normal(key, W.shape, W.dtype)
@@ -388,16 +377,12 @@ def precision_matrix(Qhat: ArrayLike) -> Array:
 
 def fields(b: ArrayLike, A: ArrayLike) -> tuple[Array, Array]:
     """Validate fields (P, D) and their precision (P, P), in the finer of their precisions."""
-    dtypes = [x.dtype for x in (b, A) if isinstance(x, (jax.Array, np.ndarray))]
-    dtypes = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
-    # not jnp.result_type: strict dtype promotion allows no mixture
-    dtype = max(dtypes, key=lambda dtype: dtype.itemsize, default=theory_dtype())
     allowed = "an array of shape (indices P, dimension D)"
-    b = validate.array("b", b, allowed, dtype=dtype, interval=_ANY_NUMBERS)
-    validate.check(b.ndim == 2, "b", b, allowed)
+    numbers = {"dtype": precision_of(b, A), "interval": _ANY_NUMBERS}
+    b = validate.array("b", b, allowed, shape=(None, None), **numbers)
     P = len(b)
     allowed = f"an array of shape ({P}, {P}), as b has P={P}"
-    return b, validate.array("A", A, allowed, shape=(P, P), dtype=dtype, interval=_ANY_NUMBERS)
+    return b, validate.array("A", A, allowed, shape=(P, P), **numbers)
 
 
 def sizes(key: object, indices: object, dimension: object) -> tuple[PRNGKeyArray, int, int]:
@@ -530,9 +515,9 @@ class GaussianProfile(AbstractIidPrior):
 
     def __init__(self, variances: ArrayLike, covariance: ArrayLike | None = None):
         allowed = "variances (D,), finite numbers > 0"
-        s = validate.array("variances", variances, allowed, interval=validate.POSITIVE)
-        validate.check(s.ndim == 1 and s.size > 0, "variances", variances, allowed)
-        self.variances = s
+        self.variances = validate.array(
+            "variances", variances, allowed, shape=(None,), interval=validate.POSITIVE
+        )
         # one validation of C_0 for both
         self.base = Gaussian(covariance)  # pyright: ignore[reportArgumentType]
 

@@ -280,8 +280,7 @@ class SpectralPrior(AbstractPrior):
             [theory: random-matrices, Eqs. (10), (29)].
         """
         allowed = "a symmetric matrix (d, d)" if self.symmetric else "a matrix (L, d)"
-        R = validate.array("R", R, allowed)
-        validate.check(R.ndim == 2, "R", R, allowed)
+        R = validate.array("R", R, allowed, shape=(None, None))
         if self.symmetric:
             validate.check(R.shape[0] == R.shape[1], "R", R, allowed)
             # accepts the rounding of a product W Wᵀ in float32
