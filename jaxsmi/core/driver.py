@@ -103,12 +103,10 @@ class AbstractSolver(eqx.Module, Generic[State]):
 
     def recorded(self, state: State, count: Array) -> Array:
         """The state belongs into the history when its turn has come."""
-        del state, count
         return jnp.asarray(True)
 
     def progress(self, state: State) -> Mapping[str, str]:
         """Numbers beside the progress bar (on the host)."""
-        del state
         return {}
 
 

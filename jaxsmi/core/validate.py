@@ -247,12 +247,11 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     """An overlap Q (P, P), 0 ⪯ Q ⪯ S, or a number times S; `strict`: Q ≺ S, so that V = S - Q > 0.
     NaN where it is traced and is none."""
     S = second_moment
-    x = _real_array(name, value, f"a number or an array {S.shape}", theory_dtype())
-    check(x.shape in ((), S.shape), name, value, f"a number or an array of shape {S.shape}")
+    allowed = f"a number or an array of shape {S.shape}"
+    x = array(name, value, allowed)
+    check(x.shape in ((), S.shape), name, value, allowed)
     xp = array_module(x, S)
     x, S = xp.asarray(x), xp.asarray(S)
-    finite = xp.all(xp.isfinite(x))
-    check(finite, name, value, "finite numbers")
     Q = x * S if x.ndim == 0 else x
     # an overlap that was computed is symmetric and in its range to rounding only
     rounding = max(1e-10, 8.0 * float(jnp.finfo(Q.dtype).eps))
@@ -265,7 +264,7 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     bounds = "0 ⪯ Q, and Q below the second moment S of the prior (perfect recovery, Q = S, is a "
     bounds += "limit: 1 - 1e-8 is next to it)"
     check(low & high, name, value, bounds if strict else "0 ⪯ Q ⪯ second moment")
-    return nan_unless(jnp.asarray(Q), finite, even, low, high)
+    return nan_unless(jnp.asarray(Q), even, low, high)
 
 
 def semidefinite(

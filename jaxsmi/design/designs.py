@@ -123,14 +123,12 @@ class AbstractDesign(eqx.Module):
     ) -> Directions | None:
         """Return the fixed directions around which inputs lie, `vectors` or drawn ones; None if
         inputs are centred, which have no vectors."""
-        del key, teacher
         allowed = "None: inputs of this model have no fixed directions (inputs=smi.Tokens(..))"
         check(vectors is None, "directions", vectors, allowed)
 
     def warn_of_rounding(self, dimension: int, samples: int, alpha: float) -> None:
         """Warn if rounding to whole numbers moves a ratio of the model noticeably."""
         # only designs with several ratios round more than one number
-        del dimension, samples, alpha
 
 
 class AbstractOperator(eqx.Module):

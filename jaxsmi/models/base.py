@@ -147,7 +147,6 @@ class AbstractModel(eqx.Module):
         inputs estimates), "directions" (that grow one by one: weak recovery, staircase),
         "averages" (estimates of several runs can be averaged).
         """
-        del purpose
         return self.channel.unsupported_reason
 
     def link(self, fields: Array) -> Array:
@@ -365,7 +364,6 @@ class AbstractStudent(eqx.Module):
     def to_signal(self, weights: Array, teacher: Array | None = None) -> Array:
         """Return the signal of message passing from weights, or from a signal, itself; `teacher`
         has the sides of the signal, if weights do not determine them."""
-        del teacher
         return weights
 
     def draw_teacher(self, key: PRNGKeyArray, dimension: int) -> Array:
@@ -429,7 +427,6 @@ class AbstractMetric(eqx.Module):
 
     def comparable(self, teacher: Array) -> bool:
         """Return True if cosines with this teacher exist (rows: it has as many)."""
-        del teacher
         return True
 
     def teacher_of(self, data: HasTeacher) -> Array | None:

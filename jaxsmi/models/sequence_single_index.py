@@ -145,7 +145,6 @@ class _Size(eqx.Module):
     tied: bool = eqx.field(static=True)
 
     def __call__(self, cross: Array, Q: Array, gram: Array) -> Array:
-        del Q, gram
         size = jnp.sqrt(jnp.sum(cross**2))
         # an untied network has one overlap a token: the root mean square of them is compared
         return size if self.tied else size / np.sqrt(len(cross))
@@ -153,7 +152,6 @@ class _Size(eqx.Module):
 
 def _unit_gram(key: PRNGKeyArray, dimension: int | Array) -> Array:
     """The Gram matrix of the hidden direction, whose norm is fixed."""
-    del key, dimension
     return jnp.ones((1, 1), theory_dtype())
 
 

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import symmetric, theory_dtype
+from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.validate import NON_NEGATIVE, POSITIVE, check
 from jaxsmi.numerics.atomic_spectrum import AtomicSpectrum, atomic_spectrum
 from jaxsmi.priors.spectral import AbstractSymmetricLaw, SmallWidth, SpectralPrior
@@ -36,7 +36,6 @@ class SpectrumLaw(AbstractSymmetricLaw):
 
     def eigenvalues(self, count: int) -> tuple[Array, Array]:
         """Return the eigenvalues and their weights, of any count."""
-        del count
         return self.values, self.weights
 
     def factors(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Array:
@@ -74,12 +73,6 @@ class SpectrumLaw(AbstractSymmetricLaw):
 
     def mutual_information(self, qhat: ArrayLike) -> Array:
         return self._noisy(qhat).information
-
-    def shrink(self, R: Array, qhat: Array) -> tuple[Array, Array]:
-        """Shrink the eigenvalues of the symmetric part of R."""
-        values, vectors = jnp.linalg.eigh(symmetric(R))
-        law = self._noisy(qhat)
-        return (vectors * law.shrink(values)) @ vectors.T, self.error(qhat)
 
     def spectrum(self, delta: Array) -> tuple[AtomicSpectrum, Array]:
         return atomic_spectrum(self.values, self.weights, delta), jnp.ones(())

@@ -33,7 +33,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import symmetric, theory_dtype
+from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.quadrature import legendre
 from jaxsmi.numerics.rectangular_spectrum import (
     rectangular_error,
@@ -110,13 +110,6 @@ class WishartLaw(AbstractSymmetricLaw):
 
     def mutual_information(self, qhat: ArrayLike) -> Array:
         return mutual_information(self.rank_ratio, qhat)
-
-    def shrink(self, R: Array, qhat: Array) -> tuple[Array, Array]:
-        """Shrink the eigenvalues of the symmetric part of R."""
-        law = spectrum(self.rank_ratio, 1.0 / jnp.asarray(qhat, theory_dtype()))
-        # an estimate of message passing is symmetric to rounding only, and eigh reads one triangle
-        values, vectors = jnp.linalg.eigh(symmetric(R))
-        return (vectors * law.shrink(values)) @ vectors.T, law.error
 
     def spectrum(self, delta: Array) -> tuple[AbstractSpectrum, Array]:
         return spectrum(self.rank_ratio, delta), jnp.ones((), theory_dtype())

@@ -30,7 +30,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, theory_dtype
+from jaxsmi.core.arrays import concrete, symmetric, theory_dtype
 from jaxsmi.numerics.linear_algebra import goe
 from jaxsmi.numerics.symmetric_spectrum import AbstractSpectrum
 from jaxsmi.priors.base import AbstractPrior, Traits
@@ -122,6 +122,13 @@ class AbstractSymmetricLaw(AbstractMatrixLaw):
     @abc.abstractmethod
     def factors(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Array:
         """Draw factors (L r, d) of L independent matrices, S = Wᵀ W/√(r d) of W (r, d) each."""
+
+    def shrink(self, R: Array, qhat: Array) -> tuple[Array, Array]:
+        """Shrink the eigenvalues of the symmetric part of R."""
+        law, _ = self.spectrum(1.0 / jnp.asarray(qhat, theory_dtype()))
+        # an estimate of message passing is symmetric to rounding only, and eigh reads one triangle
+        values, vectors = jnp.linalg.eigh(symmetric(R))
+        return (vectors * law.shrink(values)) @ vectors.T, self.error(qhat)
 
     @property
     def decay_scale(self) -> Array:
