@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +45,10 @@ from jaxsmi.models.base import (
     model_argument,
     title,
 )
-from jaxsmi.models.prediction import derivative_of_labels, posterior_labels, sampled_error
+from jaxsmi.models.prediction import posterior_labels, prediction_error
 from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.numerics.linear_algebra import goe
+from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.numerics.roots import differentiable_root
 from jaxsmi.priors.factors import WishartLaw
 from jaxsmi.priors.spectral import AbstractSymmetricLaw, SpectralPrior
@@ -198,7 +200,6 @@ class MatrixMetric(AbstractMetric):
         self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 0
     ) -> Array:
         """Compute the estimation error per entry, the mean over layers; NaN without a teacher."""
-        del key, points
         teacher = self.teacher_of(data)
         if teacher is None:
             return missing_array((), theory_dtype())
@@ -219,28 +220,29 @@ class MatrixMetric(AbstractMetric):
     ) -> Estimate:
         """Compute E ‖y(h) - ŷ(ω)‖² at overlap q, without label noise: ŷ = E[y|ω] (`bayes`) or y(ω);
         by sampling if it has no closed form."""
-        model, scale = self.model, self._scale
-        exact = model.exact_error(Q[0, 0], bayes=bayes)
+        exact = self.model.exact_error(Q[0, 0], bayes=bayes)
         if exact is not None:
             return exact
-        key = validate.key("key", key)
-        q = scale * Q
-        V = scale * model.prior.second_moment(model.indices) - q
-        error = sampled_error(model.link, model.tokens, q, V, bayes=bayes, key=key, points=points)
-        return derivative_of_labels(error, (model, Q), model.readout)
+        return prediction_error(
+            self.model,
+            Q,
+            key=validate.key("key", key),
+            bayes=bayes,
+            points=power_of_two(points // 8),
+            scatter=self._scatter,
+        )
 
     @property
-    def _scale(self) -> float:
-        # scores are GOE(T), for one token of variance 2; of a rectangular matrix variance 1
-        return 0.25 / self.model.prior.weight
+    def _scatter(self) -> Callable[[Array], Array] | None:
+        # scores of a symmetric matrix are GOE(T), the field of a rectangular one is N(0, 1)
+        return _symmetric_fields if self.model.prior.symmetric else None
 
     def posterior_labels(self, omega: Array, V: Array) -> Prediction:
-        """Average over scores ω + √V GOE(T)."""
-        return posterior_labels(self.model, omega, self._scale * V, _symmetric_fields)
+        """Average over scores ω + √V GOE(T), or fields ω + √V N(0, 1)."""
+        return posterior_labels(self.model, omega, V, self._scatter)
 
     def theory_error(self, V: Array, *, key: PRNGKeyArray, points: int) -> Estimate:
         """Return V, the mean over matrices."""
-        del key, points
         return Estimate(jnp.mean(jnp.diagonal(V)), jnp.zeros((), V.dtype))
 
 
@@ -257,7 +259,6 @@ class AbstractFactors(AbstractStudent):
 
     def unit(self, dimension: int) -> float:
         """Ratio of the signal to S."""
-        del dimension
         return 1.0
 
     def estimate(self, weights: Array) -> Array:
@@ -302,7 +303,6 @@ class SymmetricFactors(AbstractFactors):
 
     def to_signal(self, weights: Array, teacher: Array | None = None) -> Array:
         """Return √d S (L, d, d) of factors (L r, d), or of a signal, itself."""
-        del teacher
         weights = weights.astype(theory_dtype())
         if weights.ndim == 3:
             return weights

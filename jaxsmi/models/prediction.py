@@ -42,7 +42,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, Prediction, check_data, model_argument, title
 from jaxsmi.numerics.fixed_point import not_differentiable
-from jaxsmi.numerics.linear_algebra import goe, inverse_root, sqrt_psd
+from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import (
     legendre,
     power_of_two,
@@ -60,6 +60,7 @@ _BLOCK_SIZE = 2**20  # fields of a block of posterior samples: 8 MiB
 
 
 Loss = Callable[[Array, Array], Array]
+Scatter = Callable[[Array], Array] | None
 
 
 class TeacherOverlaps(NamedTuple):
@@ -79,6 +80,13 @@ class TeacherOverlaps(NamedTuple):
     field_means: tuple[Array, Array] | None = None
 
 
+def _squared_distance(prediction: Array, label: Array) -> Array:
+    # a prediction of another size than the label (a score, say) does not compare
+    if prediction.size != label.size:
+        return jnp.asarray(jnp.nan)
+    return jnp.sum((prediction.ravel() - label.ravel()) ** 2)
+
+
 @eqx.filter_jit
 def prediction_error(
     model: AbstractModel,
@@ -88,8 +96,8 @@ def prediction_error(
     teacher: TeacherOverlaps | None = None,
     bayes: bool = False,
     points: int = 4096,
-    nets: int = 8,
     loss: Loss | None = None,
+    scatter: Scatter = None,
 ) -> Estimate:
     """Compute the prediction error at given overlaps (module docstring).
 
@@ -99,22 +107,22 @@ def prediction_error(
         key: Random key of the nets.
         teacher: The teacher. Default: one of the model's prior, at M = Q.
         bayes: The Bayes predictor instead of the plug-in predictor.
-        points: Points of each net, a power of two.
-        nets: Independent nets.
+        points: Points of each of the eight nets, a power of two.
         loss: ℓ(prediction, label) to average. Default: the squared distance.
+        scatter: Fields of covariance I, of iid N(0, 1) (.., P, M). Default: themselves.
 
     Returns:
         An `Estimate`, its standard error from the spread over the nets.
     """
-    P = model.indices
-    M = model.channel.tokens
+    P, M = model.design.shapes((1, 1, 1)).fields[1:]
+    nets = 8  # the spread of eight gives the error to 27 %
     law = model if teacher is None or teacher.model is None else teacher.model
     rho = model.prior.second_moment(P) if teacher is None else teacher.teacher_gram
     P_star = rho.shape[0]
     # z and z' are independent given ω: two sets of η over one of ξ
     copies = 2 if bayes else 1
     normal = randomised_gaussians(key, points, nets, (P + copies * P_star) * M)
-    parts = normal.reshape(nets, points, -1, M)
+    parts = _scattered(scatter, normal.reshape(nets, points, -1, M))
     xi = parts[:, :, :P]
     eta = parts[:, :, P : P + P_star]
     # Q of an estimate may be singular: a row that nothing was learned of is zero
@@ -139,22 +147,22 @@ def prediction_error(
         other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + P_star :]))
     else:
         other = jax.vmap(jax.vmap(model.link))(omega)
-    if loss is None:
-        estimate = mean_squared_gap(labels, other, bayes)
-    else:
-        per_net = jnp.mean(jax.vmap(jax.vmap(loss))(other, labels), axis=1)
-        estimate = Estimate(jnp.mean(per_net), standard_error(per_net))
+    losses = jax.vmap(jax.vmap(_squared_distance if loss is None else loss))(other, labels)
+    # two labels of one posterior differ by twice the error of its mean
+    per_net = jnp.mean(losses, axis=1) / copies
+    estimate = Estimate(jnp.mean(per_net), standard_error(per_net))
     overlaps = (Q,) if teacher is None else (Q, teacher.teacher_overlap, rho)
     # a loss may jump, as that of a wrong sign does
     return derivative_of_labels(estimate, (model, *overlaps), model.channel, loss is None)
 
 
+def _scattered(scatter: Scatter, normal: Array) -> Array:
+    return normal if scatter is None else scatter(normal)
+
+
 @eqx.filter_jit
 def posterior_labels(
-    model: AbstractModel,
-    omega: Array,
-    V: Array,
-    scatter: Callable[[Array], Array] = lambda normal: normal,
+    model: AbstractModel, omega: Array, V: Array, scatter: Scatter = None
 ) -> Prediction:
     """Average noiseless labels over the posterior of the fields of each input.
 
@@ -162,7 +170,7 @@ def posterior_labels(
         model: Its link makes the labels.
         omega: ω (N, P, M).
         V: Covariance (P, P) of fields, the same for all inputs.
-        scatter: Fields of covariance I, of iid N(0, 1) (n, P, M). Default: themselves.
+        scatter: As of `prediction_error`.
 
     Returns:
         A `Prediction`.
@@ -173,7 +181,7 @@ def posterior_labels(
     # opposite points, then covariance I: the two moments of a linear link are exact
     normal = jnp.concatenate([half, -half])
     normal = normal @ inverse_root(normal.T @ normal / _POINTS)
-    noise = jnp.einsum("pq,sqm->spm", sqrt_psd(V), scatter(normal.reshape(-1, P, M)))
+    noise = jnp.einsum("pq,sqm->spm", sqrt_psd(V), _scattered(scatter, normal.reshape(-1, P, M)))
 
     def one(omega: Array) -> Prediction:
         labels = jax.vmap(model.link)(omega + noise)
@@ -200,31 +208,12 @@ def derivative_of_labels(
     return not_differentiable(answer, parameters, unless=moves)
 
 
-def mean_squared_gap(labels: Array, other: Array, bayes: bool) -> Estimate:
-    """Average ‖y - y'‖² over labels (nets, points, ...) and predictions, or over two labels of one
-    posterior (`bayes`), with the standard error from the spread over the nets."""
-    nets, points = labels.shape[:2]
-    labels, other = labels.reshape(nets, points, -1), other.reshape(nets, points, -1)
-    # predictions of another size than the labels (a score, say) do not compare
-    gap = labels - other if labels.shape == other.shape else jnp.full((nets, points, 1), jnp.nan)
-    # two labels of one posterior differ by twice the error of its mean
-    per_net = jnp.mean(jnp.sum(gap**2, axis=-1) * (0.5 if bayes else 1.0), axis=1)
-    return Estimate(jnp.mean(per_net), standard_error(per_net))
-
-
 def error_of_rows(
-    model: AbstractModel,
-    weights: Array,
-    data: HasTeacher,
-    *,
-    key: PRNGKeyArray,
-    bayes: bool = False,
-    points: int = 2048,
-    loss: Loss | None = None,
+    model: AbstractModel, weights: Array, data: HasTeacher, **settings: Any
 ) -> Estimate:
     """Compute the prediction error of an estimate (P, D) against the teacher of its data, on new
-    Gaussian inputs and noiseless labels, at M, Q and ρ of the weights themselves; eight nets of
-    `points` points. The data must have a teacher."""
+    Gaussian inputs and noiseless labels, at M, Q and ρ of the weights themselves; `settings` as of
+    `prediction_error`. The data must have a teacher."""
     assert data.teacher is not None
     W = weights.astype(theory_dtype())
     teacher = data.teacher.astype(theory_dtype())
@@ -235,8 +224,7 @@ def error_of_rows(
         mean = Directions(data.directions, data.encoding).mean.T / jnp.sqrt(float(D))
         means = (W @ mean, teacher @ mean)
     known = TeacherOverlaps(W @ teacher.T / D, teacher @ teacher.T / D, data.model, means)
-    settings: dict[str, Any] = {"bayes": bayes, "points": points, "loss": loss}
-    return prediction_error(model, W @ W.T / D, key=key, teacher=known, **settings)
+    return prediction_error(model, W @ W.T / D, teacher=known, **settings)
 
 
 def generalization_error(
@@ -325,6 +313,7 @@ def generalization_error(
     allowed = "a number, Q (P, P), or a Solution"
     Q = solution.overlap if solution is not None else validate.array("overlap", overlap, allowed)
     weights = solution.weights if solution is not None and model.design.has_rows else None
+    settings: dict[str, Any] = {"bayes": bayes, "points": power_of_two(points // 8), "loss": loss}
     # at finite D an estimate misses M = Q by O(1/√D), and an error at Q alone would be biased
     if weights is not None and data is not None:
         check(data.teacher is not None, "data", "data without a teacher", "data with their teacher")
@@ -332,17 +321,12 @@ def generalization_error(
         shape = model.student.shape(data.dimension)
         check(weights.shape == shape, "overlap", weights, f"a run whose weights are {shape}")
         weights = jnp.where(validate.valid(model), weights, missing())
-        key = validate.key("key", key)
-        return error_of_rows(
-            model, weights, data, key=key, bayes=bayes, points=power_of_two(points // 8), loss=loss
-        )
+        return error_of_rows(model, weights, data, key=validate.key("key", key), **settings)
     allowed = f"None: for {title(model)} at this overlap the error follows from Q alone"
     check(data is None, "data", data, allowed)
-    settings: dict[str, Any] = {"bayes": bayes, "points": power_of_two(points // 8), "loss": loss}
     if isinstance(solution, LearnerSolution):
-        known = _learner_overlaps(model, solution)
-        key = validate.key("key", key)
-        return prediction_error(model, Q, key=key, teacher=known, **settings)
+        settings["teacher"] = _learner_overlaps(model, solution)
+        return prediction_error(model, Q, key=validate.key("key", key), **settings)
     if Q.ndim == 0:
         Q = Q * jnp.eye(P)  # q, not a share of S
     # not strict: at Q = S the error is zero, a limit that plots include
@@ -398,28 +382,3 @@ def _two_tokens(q: Array, V: Array, beta: Array, bayes: bool, nodes: int) -> Arr
     answers = jax.nn.sigmoid(beta * (w[:, None] + jnp.sqrt(3.0 * V) * x))
     mean = jnp.where(bayes, answers @ weights, jax.nn.sigmoid(beta * w))
     return 4.0 * jnp.sum(weights * (((answers - mean[:, None]) ** 2) @ weights))
-
-
-def sampled_error(
-    link: Callable[[Array], Array],
-    tokens: int,
-    Q: Array,
-    V: Array,
-    *,
-    bayes: bool,
-    key: PRNGKeyArray,
-    points: int,
-) -> Estimate:
-    """Compute the error of any link of the scores (L, T, T) at Q, V (L, L), by eight randomised
-    nets of `points` points in all."""
-    T, L = tokens, len(Q)
-    nets = 8  # as of index models: the spread of eight gives the error to 27 %
-    points_per_net = power_of_two(max(points // nets, 2))
-    normal = randomised_gaussians(key, points_per_net, nets, 3 * L * T * T)
-    # ω and two posterior samples from one net: the average is over their joint law
-    normal = goe(normal.reshape(nets, points_per_net, 3, L, T, T))
-    labels = jax.vmap(jax.vmap(link))
-    times = lambda X, k: jnp.einsum("lk,rnkab->rnlab", sqrt_psd(X), normal[:, :, k])
-    omega = times(Q, 0)
-    other = labels(omega + times(V, 2)) if bayes else labels(omega)
-    return mean_squared_gap(labels(omega + times(V, 1)), other, bayes)
