@@ -48,7 +48,7 @@ from jaxsmi.channels.base import AbstractChannel, Key, Posterior, Response
 from jaxsmi.channels.signs import log_quadrant
 from jaxsmi.core.arrays import positive_root, symmetric, theory_dtype
 from jaxsmi.core.validate import check
-from jaxsmi.numerics.quadrature import clenshaw, legendre, legendre_panel
+from jaxsmi.numerics.quadrature import legendre, legendre_panel
 
 
 class AbstractScores(AbstractChannel):
@@ -300,12 +300,15 @@ class HardmaxScores(AbstractScores):
     def mean_log_partition(self, q: Array, V: Array) -> Array:
         """E Σ_y P_y log P_y."""
         integral = np.polynomial.chebyshev.chebint(_hardmax_table(), lbnd=-1.0)
-        return -0.25 * clenshaw(integral, 2.0 * _unknown(q, V) - 1.0)
+        series = np.polynomial.chebyshev.chebval(2.0 * _unknown(q, V) - 1.0, integral)
+        return -0.25 * jnp.asarray(series)
 
     def information(self, q: Array, V: Array) -> Array:
         """f(q)."""
         u = _unknown(q, V)
-        return clenshaw(_hardmax_table(), 2.0 * u - 1.0) / (u * (q + V))
+        # NumPy's Chebyshev series are products and sums, which JAX arrays take as well
+        series = np.polynomial.chebyshev.chebval(2.0 * u - 1.0, _hardmax_table())
+        return jnp.asarray(series) / (u * (q + V))
 
     def _log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """log P_y (N,)."""

@@ -23,11 +23,10 @@ from jaxsmi.channels.base import Posterior
 from jaxsmi.channels.pullback import frame, pulled_back
 from jaxsmi.core.arrays import missing_array, theory_dtype
 from jaxsmi.core.data import Dataset
-from jaxsmi.inference.gamp_step import Risk, Task
+from jaxsmi.inference.gamp_step import Task
 from jaxsmi.learners.base import (
     AbstractIndexLearner,
     AbstractModelResponder,
-    AbstractResponder,
     learner_of,
 )
 from jaxsmi.learners.erm import Erm
@@ -38,41 +37,32 @@ from jaxsmi.models.matrix import MatrixModel
 _MORE = 0.8  # damping of a second run, after one that diverged (empirical)
 
 
-def _index_task(model: AbstractModel, learner: AbstractIndexLearner) -> Task:
-    """A learner of rows."""
-    student, _ = learner_of(learner, model)
-    task = _risk_task(student.network, student, _IndexRisk(student), "divergence")
-    return task._replace(check_labels=student.check_labels)
-
-
-def _matrix_task(model: AbstractModel, learner: MatrixErm) -> Task:
-    """A learner of one matrix."""
-    teacher = one_matrix(model)
-    if learner.closed_form(teacher):
-        responder, precision = _MatrixResponder(with_unit_noise(teacher), learner), "state"
+def learner_task(model: AbstractModel, learner: Any) -> Task:
+    """Message passing of a learner of rows, or of one matrix."""
+    precision = "divergence"
+    if not learner.matrix:
+        responder, _ = learner_of(learner, model)
+        student, risk, check_labels = (
+            responder.network,
+            _IndexRisk(responder),
+            responder.check_labels,
+        )
     else:
-        fields, _ = learner.of_fields(teacher)
-        responder, precision = _LossResponder(teacher, learner, fields), "divergence"
-    risk = _MatrixRisk(teacher, responder)
-    return _risk_task(responder.student, responder, risk, precision)
-
-
-def _risk_task(
-    model: AbstractModel, responder: AbstractResponder, risk: Risk, precision: str
-) -> Task:
+        teacher = one_matrix(model)
+        if learner.closed_form(teacher):
+            responder, precision = _MatrixResponder(with_unit_noise(teacher), learner), "state"
+        else:
+            responder = _LossResponder(teacher, learner, learner.of_fields(teacher)[0])
+        student, risk = responder.student, _MatrixRisk(teacher, responder)
+        check_labels = student.channel.check_labels
     return Task(
-        model=model,
+        model=student,
         responder=lambda _: responder,
         risk=risk,
         precision=precision,
-        dampings=(model.design.message_passing.dampings[0], _MORE),
-        check_labels=model.channel.check_labels,
+        dampings=(student.design.message_passing.dampings[0], _MORE),
+        check_labels=check_labels,
     )
-
-
-def learner_task(model: AbstractModel, learner: Any) -> Task:
-    """Message passing of a learner of rows, or of one matrix."""
-    return (_matrix_task if learner.matrix else _index_task)(model, learner)
 
 
 class _IndexRisk(eqx.Module):

@@ -70,7 +70,6 @@ from jaxsmi.learners.learned_spectrum import LearnedSpectrum
 from jaxsmi.learners.matrix_erm import (
     MatrixErm,
     Shrinkage,
-    matrix_learner,
     one_matrix,
     with_unit_noise,
 )
@@ -265,7 +264,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
     def of(cls, arguments: Arguments) -> tuple[MatrixLearnerMap, Array]:
         """The map and the first order parameters: the largest, or those of `Erm`."""
         model, alpha, key, _, averages, learner = arguments
-        learner = matrix_learner(learner)
+        learner = validate.instance("learner", learner, MatrixErm, "smi.MatrixErm(..)")
         teacher = one_matrix(model)
         finite = jnp.isfinite(teacher.prior.law.aspect_ratio)
         check(finite, "model", title(teacher), "one of finite aspect_ratio")

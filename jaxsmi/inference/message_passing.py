@@ -374,9 +374,9 @@ def _continued(
     allowed = "a solution of gamp or spectral, which has a state to continue from"
     state = start.state if isinstance(start, Solution) else start
     state = validate.instance("start", state, GampState, allowed)
-    check(state.weights.shape == signal, "start", state.weights, f"weights of shape {signal}")
-    allowed = f"the state of a run on {fields[0]} samples"
-    check(state.g.shape == fields, "start", state.g, allowed)
+    allowed = f"the state of a run with weights of shape {signal} on {fields[0]} samples"
+    fits = (state.weights.shape, state.g.shape) == (signal, fields)
+    check(fits, "start", state.weights, allowed)
     return state
 
 
@@ -423,12 +423,10 @@ def _labels_are_even(model: AbstractModel, fields_of_one: tuple[int, ...]) -> bo
     zero."""
     if not model.channel.drawable:
         return False
-    centred = is_centred(model)  # outside jit one program
     with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
         shape = (_PARITY_FIELDS, *fields_of_one)
         fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
-        centred = centred if concrete(centred) else is_centred(model)
-        both = (_even(model.channel, fields), centred)
+        both = (_even(model.channel, fields), is_centred(model))
     return concrete(both) and all(map(bool, both))
 
 

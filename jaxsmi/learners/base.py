@@ -151,7 +151,6 @@ class BayesResponder(AbstractModelResponder):
     """The posterior of a model of indices or matrices."""
 
     bayes: ClassVar[bool] = True
-    student: AbstractModel
 
 
 class AbstractPenalty(eqx.Module):
@@ -180,10 +179,7 @@ class AbstractPenalty(eqx.Module):
 class AbstractLearner(eqx.Module):
     """A learner other than the Bayes-optimal one: `Erm`, `Mismatched`, or `MatrixErm`."""
 
-    @property
-    def matrix(self) -> bool:
-        """True for a learner of one matrix."""
-        return False
+    matrix: ClassVar[bool] = False  # True for a learner of one matrix
 
     def closed_form(self, model: AbstractModel) -> bool:
         """Return True if averages over labels of `model` have a closed form."""

@@ -19,6 +19,7 @@ fields of a learner of one index (learners/erm.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -152,6 +153,8 @@ class MatrixErm(AbstractLearner):
         [theory: empirical-risk, section 7; trained-attention, section 2].
     """
 
+    matrix: ClassVar[bool] = True
+
     ridge: Array
     nuclear: Array
     positive: bool = eqx.field(static=True)
@@ -176,11 +179,6 @@ class MatrixErm(AbstractLearner):
         some = (self.ridge > 0.0) | (self.nuclear > 0.0)
         check(some, "ridge", ridge, "a number > 0, as nuclear is 0")
         self.ridge = jnp.where(some, self.ridge, jnp.nan)  # traced penalties that are both zero
-
-    @property
-    def matrix(self) -> bool:
-        """See `AbstractLearner.matrix`."""
-        return True
 
     def _network(self, model: MatrixModel) -> MatrixModel:
         """Return the student: by default the model of the labels."""
@@ -280,11 +278,6 @@ def with_unit_noise(model: MatrixModel) -> MatrixModel:
     """Return the model with label noise of variance one: of a linear output, -log p(y|ŷ) is then
     the loss ½ ‖ŷ - y‖², up to a constant."""
     return eqx.tree_at(lambda m: m.readout.noise, model, replace_fn=jnp.ones_like)
-
-
-def matrix_learner(learner: object) -> MatrixErm:
-    """Validate the argument `learner` of a matrix."""
-    return validate.instance("learner", learner, MatrixErm, "smi.MatrixErm(..)")
 
 
 def one_matrix(model: object, name: str = "model") -> MatrixModel:

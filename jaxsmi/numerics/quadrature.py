@@ -4,7 +4,6 @@ Equations here [theory: numerics, Eqs. (1), (8), (9), (14), (16)]:
 
 * Gauss–Legendre, ∫_a^b f dx ≈ Σ_k w_k f(x_k): exact for polynomials of degree 2n - 1;
 * Gauss–Hermite, E f(x) ≈ Σ_k w_k f(x_k) under N(0, 1);
-* Chebyshev series Σ_k c_k T_k(x), summed by Clenshaw's recursion;
 * orthonormal Hermite polynomials, √(n+1) h_{n+1}(x) = x h_n(x) - √n h_{n-1}(x), E h_n h_m = δ_nm
   under N(0, 1);
 * randomised Sobol nets [M98]: the points x_i of a net in [0, 1)^d, scrambled by random lower
@@ -75,16 +74,6 @@ def hermite(count: int) -> tuple[np.ndarray, np.ndarray]:
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
     return _read_only((nodes, weights / np.sqrt(2.0 * np.pi)))
-
-
-def clenshaw(coefficients: np.ndarray, x: Array) -> Array:
-    """The Chebyshev series Σ_k c_k T_k(x) of `coefficients` (degree + 1,), at x in [-1, 1]."""
-    current = jnp.zeros_like(x)
-    previous = jnp.zeros_like(x)
-    # backwards from the highest degree: stable, and no table of polynomials
-    for c in coefficients[:0:-1]:
-        current, previous = 2.0 * x * current - previous + c, current
-    return x * current - previous + coefficients[0]
 
 
 def hermite_polynomials(x: Array, degree: int) -> Array:

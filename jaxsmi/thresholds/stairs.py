@@ -47,21 +47,17 @@ class Stairs(list[Threshold]):
         message: "" where all directions are learned, or as many as were asked for.
     """
 
-    message: str = ""
+    def __init__(self, thresholds: Sequence[Threshold] = (), message: str = ""):
+        super().__init__(thresholds)
+        self.message = message
 
     def __repr__(self) -> str:
         return "\n".join(filter(None, [*map(repr, self), self.message]))
 
 
-def _stairs(thresholds: Sequence[Threshold], message: str) -> Stairs:
-    stairs = Stairs(thresholds)
-    stairs.message = message
-    return stairs
-
-
 # a list subclass is no pytree by itself
 jax.tree_util.register_pytree_node(
-    Stairs, lambda x: (tuple(x), x.message), lambda said, parts: _stairs(parts, said)
+    Stairs, lambda x: (tuple(x), x.message), lambda message, parts: Stairs(parts, message)
 )
 
 
@@ -145,8 +141,8 @@ def staircase(
     if lowest > most:
         only = "Nothing is learned from the labels alone"
         beyond = f"{only} up to α = {most:g} (alpha_max)." if np.isfinite(lowest) else f"{only}."
-        return _stairs([], beyond)
-    stairs, message = [first], ""
+        return Stairs(message=beyond)
+    stairs = Stairs([first])
     constant = frozen(model)
     learned = _directions_of(first.subspace)
     P = model.indices
@@ -165,7 +161,7 @@ def staircase(
             left = P - learned.shape[1]
             beyond = f"{left} of {P} directions are not learned up to α = {most:g} (alpha_max)."
             if point is None:  # nothing grows up to alpha_max
-                message = beyond
+                stairs.message = beyond
                 break
             vectors, at_once = point.growth.linear_directions()
             new = np.asarray(vectors)[:, np.asarray(at_once)]
@@ -190,11 +186,11 @@ def staircase(
             threshold = _threshold(model, region, point, scan_key)
             lowest = float(lax.stop_gradient(threshold.alpha))
             if lowest > most:
-                message = beyond
+                stairs.message = beyond
                 break
             stairs.append(threshold)
             learned = _joined(learned, _directions_of(threshold.subspace))
-    return _stairs(stairs, message)
+    return stairs
 
 
 def _finite(guesses: Sequence[Threshold], number: int) -> Threshold | None:
