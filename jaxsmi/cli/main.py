@@ -116,6 +116,9 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
         function(*bound.args, **bound.kwargs)  # help, or the version
         return None
     values = dict(bound.arguments)
+    # a flag that may have several values may also have none to cyclopts
+    for name in [name for name, value in values.items() if value == ()]:
+        raise CycloptsError(msg=f"A value of --{name.replace('_', '-')} is needed.")
     common = {key: values.pop(key) for key in [*_COMMON, "runs"] if key in values}
     return place._replace(values=values, common=common)
 
@@ -221,4 +224,8 @@ def _with_flag(sentence: str) -> str:
     """A message that begins with the name of an argument begins with its flag."""
     # the model is a word, not a flag
     name = re.match(r"(?!model:)([a-z]\w*): got ", sentence)
-    return f"--{name[1].replace('_', '-')}{sentence[len(name[1]) :]}" if name else sentence
+    if not name:
+        return sentence
+    flag = name[1].replace("_", "-")
+    sentence = sentence.replace("jax.vmap for many", f"for several: --vary {flag}=VALUE,VALUE,..")
+    return f"--{flag}{sentence[len(name[1]) :]}"

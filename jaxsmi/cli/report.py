@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import numpy as np
 
-from jaxsmi.cli.flags import CommandLine, call, flags_of
+from jaxsmi.cli.flags import CommandLine, call, check_names, flags_of
 from jaxsmi.cli.process import INTERRUPTED, raise_at_interrupt
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
@@ -150,8 +150,8 @@ def _axis(words: CommandLine) -> tuple[str, list[Any]]:
     if "vary" in words.common:
         name, _, listed = words.common["vary"].partition("=")
         name = name.lstrip("-").replace("-", "_")
-        allowed = f"NAME=VALUE,VALUE,.. of {', '.join(flags)}"
-        validate.check(name in flags and listed, "vary", words.common["vary"], allowed)
+        check_names("--vary: ", [name], list(flags))
+        validate.check(listed, "vary", words.common["vary"], "NAME=VALUE,VALUE,..")
         return name, [_number(word) for word in listed.split(",")]
     alpha = words.values.get("alpha")
     # the call takes one α; several are a curve

@@ -20,6 +20,7 @@ from jaxsmi.cli.main import main
 from jaxsmi.workbench import storage
 
 GAMP = ["gamp", "linear", "--dimension", "200", "--alpha", "2", "--noise", "0.5"]
+LINEAR = ["state-evolution", "linear", "--alpha", "1"]
 GRID = """
 model = "linear"
 alpha = [0.5, 1.0]
@@ -80,7 +81,10 @@ def started(*words):
         (["gamp", "linear", "--dimension", "20.5"], "--dimension: 20.5 is no integer"),
         (["gamp", "linear", "--seed", "inf"], "--seed: inf is no integer"),
         (["state-evolution", "linear", "--alpha", "nan"], "--alpha: got"),
-        (["state-evolution", "linear", "--alpha", "1", "--vary", "nose=1,2"], "--vary: got"),
+        ([*LINEAR, "--vary", "nose=1,2"], "--vary: nose is unknown: did you mean noise?"),
+        ([*LINEAR, "--vary", "noise"], "--vary: got 'noise'; allowed: NAME=VALUE,VALUE,.."),
+        ([*LINEAR, "--noise", "1", "2"], "(for several: --vary noise=VALUE,VALUE,..)"),
+        ([*LINEAR, "--noise"], "A value of --noise is needed."),
         (["run", "linear", "--curve-points", "1"], "--curve-points: got 1"),
     ],
 )
