@@ -146,8 +146,8 @@ class Solution(Described):
         said = message(self.result, "training" if descent else "learner" if learner else "remedy")
         posterior = self.kind == "gamp" and not learner
         # a posterior without enough noise contradicts itself
-        short = posterior and np.any(np.asarray(self.result) == Result.MAX_STEPS)
-        return f"{said} {_MORE_NOISE}" if short else said
+        noisy = posterior and np.any(np.isin(self.result, _OF_NOISE))
+        return f"{said} {_MORE_NOISE}" if noisy else said
 
     @property
     def trajectory(self) -> dict[str, PyTree]:
@@ -289,6 +289,7 @@ class LearnerSolution(Solution):
         }
 
 
+_OF_NOISE = (Result.MAX_STEPS, Result.UNSTABLE, Result.OVERCONFIDENT)
 _MORE_NOISE = "Labels noisier than the model says can be the cause, too."
 _AT_ONCE = "Something is learned at any α > 0."
 _NO_ROOT = (

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+import synthetic
 from jaxsmi.core.display import format_estimate
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.solution import Estimate, Threshold
@@ -37,6 +38,13 @@ def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
     assert max(map(len, shown.splitlines())) <= 100
     batch = jax.vmap(lambda a: smi.state_evolution(MATRIX, a))(jnp.array([0.1, 0.15]))
     assert "2 SUCCESS" in repr(batch)
+
+
+@pytest.mark.parametrize("code", ["MAX_STEPS", "UNSTABLE", "OVERCONFIDENT"])
+def test_noise_that_the_model_lacks_is_named_for_runs(code):
+    for kind, said in (("gamp", True), ("state_evolution", False)):
+        message = synthetic.solution(kind, result=smi.Result[code]).message
+        assert ("Labels noisier than the model says" in message) is said
 
 
 def test_what_is_traced_or_no_number_can_be_summary():
