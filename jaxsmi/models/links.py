@@ -151,8 +151,6 @@ def sign(noise: ArrayLike = 0.0, flip: ArrayLike = 0.0, prior: Prior = None) -> 
     Source:
         [theory: multi-index, Eq. (23)].
     """
-    named = not isinstance(noise, AbstractIidPrior)
-    check(named, "noise", noise, "a variance >= 0 (name a prior: sign(prior=..))")
     variance = validate.number("noise", noise, _SIGN_NOISE)
     p = validate.number("flip", flip, _FLIP)
     channel = SignChannel(noise=_unless_zero(noise, variance), flip=_unless_zero(flip, p))

@@ -181,7 +181,8 @@ W = jax.random.normal(KEY, (1, 400))
 
 # What the message begins with, as a regular expression, and the call.
 MODELS = [
-    ("noise: .*name a prior", lambda: smi.links.sign(Rademacher())),
+    (r"noise: got Rademacher\(\); allowed: a variance", lambda: smi.links.sign(Rademacher())),
+    (r"squared: got Rademacher\(\)", lambda: smi.links.phase_retrieval(Rademacher())),
     ("flip", lambda: smi.links.sign(flip=0.6)),
     (r"inputs: .*an array of shape \(N, 1, 5\)", lambda: LINEAR.predict(WIDE[:1], np.ones((4, 6)))),
     ("loss: got 'logistic'; .*such as smi.losses.squared", lambda: smi.Erm(loss="logistic")),
@@ -192,7 +193,6 @@ MODELS = [
     (r"noise: .*0 with hardmax", lambda: deep(noise=0.1, activation="hardmax")),
     (r"symmetry: got 'signs'.*'signed permutation'", lambda: multi(symmetry=[((0,), "signs")])),
     (r"symmetry: .*indices from 0 to 1", lambda: multi(indices=2, symmetry=[((0, 2), "sign")])),
-    ("squared", lambda: smi.links.phase_retrieval(Rademacher())),
     ("indices", lambda: smi.MultiIndex(channel=SIGN.channel, indices=2)),
     ("tokens", lambda: smi.MultiIndex(channel=SIGN.channel, tokens=3)),
     ("link", lambda: smi.MultiIndex(jnp.sum, channel=SIGN.channel)),
