@@ -392,6 +392,8 @@ def poisson(
 ) -> MultiIndex:
     """Counts: y is a Poisson number of mean e^{size z}.
 
+    Counts of another mean are a `MultiIndex` with `log_likelihood` and `outcomes`.
+
     Args:
         size: Factor of z in the logarithm of the mean, a number > 0. Default 1.
         tolerance: Error of g, relative to 1 + max|g|, that integrals aim at. Default 1e-3, 1e-2 for

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.scipy.special import gammaln, xlogy
 
 import jaxsmi as smi
 from helpers import differences, mean_and_error, result
@@ -17,6 +18,14 @@ from jaxsmi.thresholds.weak import leading_eigenmatrix
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 PHASE = smi.links.phase_retrieval()
+
+
+def log_counts(y, z):  # of mean 2 z²
+    rate = 2.0 * z[0, 0] ** 2
+    return xlogy(y, rate) - rate - gammaln(y + 1.0)
+
+
+COUNTS = smi.MultiIndex(log_likelihood=log_counts, outcomes=np.arange(70.0), indices=1)
 KNOWN = {  # model, points, α and its error, what is learned
     "phase retrieval": (PHASE, 2**13, 0.5, 0, [[1.0]]),
     "phase retrieval, squared": (smi.links.phase_retrieval(squared=True), 2**13, 0.5, 0, [[1.0]]),
@@ -25,6 +34,8 @@ KNOWN = {  # model, points, α and its error, what is learned
     # known to half a unit of the last digit
     "product": (smi.links.product(2), 2**13, 0.59375, 5e-6, np.eye(2) / 2),
     "square and parity": (smi.links.square_plus_sign_parity(), 2**14, 0.57517, 5e-6, np.diag([1, 0, 0])),
+    # the counts that are cut off
+    "counts": (COUNTS, 2**10, 1 / 2 + 1 / 8, 1e-5, [[1.0]]),
     "one layer, 2 tokens": (smi.DeepAttention(1, 2), 2**13, 1 / 6, 0, [[1.0]]),
     "one layer, 3 tokens": (smi.DeepAttention(1, 3), 2**13, 1 / 12, 0, [[1.0]]),
     "one layer, 4 tokens": (smi.DeepAttention(1, 4), 2**13, 1 / 20, 0, [[1.0]]),
