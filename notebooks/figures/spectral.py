@@ -18,7 +18,7 @@ import numpy as np
 
 import jaxsmi as smi
 from _common import INK, QUICK, axes, compare, error_bars, mean_and_stderr, save
-from jaxsmi.workbench.plotting import colour, legend, legend_above
+from jaxsmi.workbench.plotting import colour, legend_above
 
 model = smi.links.phase_retrieval()
 dimension, runs = (200, 4) if QUICK else (500, 8)
@@ -61,10 +61,10 @@ left.axvline(edge, color=INK, lw=0.9, ls="--", label="edge of the bulk, theory")
 left.axvline(outlier, color=colour(0), lw=0.9, label="outlier, theory")
 left.plot(top, 1.0, "v", color=colour(1), clip_on=False, zorder=3, label="top eigenvalue")
 left.set(xlim=(-2.0, 1.15 * outlier), xlabel="eigenvalue of $T_s$", ylabel="eigenvalues in a bin")
-legend(left)
+legend_above(left, 1)
 right.plot(alphas, bayes, color=colour(0), label="state evolution")
 right.plot(alphas, best, color=colour(1), label="spectral, theory")
-error_bars(right, at, passing, color=colour(0), label="GAMP from the spectral estimate")
+error_bars(right, at, passing, color=colour(0), label="GAMP, spectral start")
 error_bars(right, at, spectral, color=colour(1), marker="s", label="spectral estimate")
 right.set(xlabel=r"sample complexity $\alpha$", ylabel="squared cosine")
 right.set_ylim(bottom=0.0)
