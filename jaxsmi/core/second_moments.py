@@ -93,7 +93,7 @@ def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> 
         block = block_of(np.shape(inputs))
         # inside jit the inputs may be known all the same, and a block of them then is, too
         with jax.ensure_compile_time_eval():
-            inputs = jnp.asarray(inputs)[np.ix_(*block)]
+            inputs = _part(inputs, np.ix_(*block))
         mean = mean[np.ix_(*block[1:])]
     x = np.asarray(inputs, np.float64) - mean
     N, M, _ = x.shape
@@ -122,6 +122,10 @@ def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> 
         _tokens(np.swapaxes(x, 1, 2).reshape(-1, M)),
     )
     return SecondMoments(moments[:-1] if M == 1 else moments)
+
+
+# compiled: from outside jit one program, not one an operation
+_part = jax.jit(lambda inputs, block: jnp.asarray(inputs)[block])
 
 
 def block_of(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

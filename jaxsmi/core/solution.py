@@ -181,8 +181,7 @@ class Solution(Described):
     def _cosines(self, M: Array | None, Q: Array, rho: Array) -> Array:
         if self.model is None or M is None or M.shape != Q.shape:
             return missing_array(Q.shape[:-1], Q.dtype)
-        of_one = jnp.vectorize(self.model.metric.cosines, signature="(p,q),(p,q),(p,q)->(p)")
-        return of_one(M, Q, rho)
+        return _cosines(self.model.metric, M, Q, rho)
 
     def _text(self) -> str:
         title = f"Solution of {self.kind.replace('_', ' ')} at α = {number(self.alpha)}"
@@ -244,6 +243,11 @@ def load_workbench(module: str) -> Any:
     """A module of jaxsmi.workbench, loaded on first use: matplotlib and xarray are optional, and
     the workbench is above this package."""
     return importlib.import_module(f"jaxsmi.workbench.{module}")
+
+
+@eqx.filter_jit  # outside jit one program, not one an operation
+def _cosines(metric: Any, M: Array, Q: Array, rho: Array) -> Array:
+    return jnp.vectorize(metric.cosines, signature="(p,q),(p,q),(p,q)->(p)")(M, Q, rho)
 
 
 class LearnerSolution(Solution):

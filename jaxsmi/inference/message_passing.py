@@ -27,7 +27,15 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import PyTree, concrete, missing, missing_array, theory_dtype
+from jaxsmi.core.arrays import (
+    PyTree,
+    array_module,
+    concrete,
+    missing,
+    missing_array,
+    nan_unless,
+    theory_dtype,
+)
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
@@ -392,18 +400,23 @@ def _estimate(
     value = validate.array("start", init, allowed)
     check(value.shape in ((), signal), "start", value, allowed)
     whole = value.ndim > 0
+    xp = array_module(value)
     # zero is a fixed point of even labels, unless side information adds to it
-    valid = jnp.any(value != 0.0) | (side is not None)
-    valid = valid & (whole | jnp.all(value >= 0.0))
+    valid = xp.any(xp.asarray(value) != 0.0) | (side is not None)
+    valid = valid & (whole | xp.all(xp.asarray(value) >= 0.0))
     check(valid, "start", value, "a number > 0, or weights that are not all zero")
-    value = jnp.where(valid, value, jnp.nan)
+    value = nan_unless(value, valid)
     size = jnp.zeros((), value.dtype) if whole else value
     if side is None:
-        weights, covariance = model.prior.start(key, signal, size)
+        weights, covariance = _random_start(model.prior, key, signal, size)
     else:
         weights, covariance = model.prior.posterior(side.b, side.precision)
         weights = weights + size * jax.random.normal(key, signal, theory_dtype())
     return value if whole else weights, covariance
+
+
+# compiled: from outside jit one program, not one an operation
+_random_start = eqx.filter_jit(lambda prior, key, shape, size: prior.start(key, shape, size))
 
 
 def _no_side(state: GampState) -> SideInformation:
