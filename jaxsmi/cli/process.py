@@ -15,11 +15,7 @@ _CLOSED_PIPE = 141  # 128 + SIGPIPE, as of any program in `.. | head`
 
 
 def start() -> None:
-    """Run the command line as the shell calls it; ends the program.
-
-    Raises:
-        SystemExit: With the exit status.
-    """
+    """Run the command line as the shell calls it; ends the program with the exit status."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
         signal.signal(signal.SIGINT, _leave)
     try:
@@ -33,7 +29,9 @@ def start() -> None:
         # the rest of the buffer goes nowhere: the interpreter would complain at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = _CLOSED_PIPE
-    raise SystemExit(status)
+    if status:
+        sys.stderr.flush()
+        os._exit(status)  # at once: Python would wait for threads that compute
 
 
 def raise_at_interrupt() -> None:

@@ -6,6 +6,7 @@ They yield a report after each part of their work, so that an interruption keeps
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import functools
 import pathlib
 import tomllib
@@ -62,11 +63,29 @@ def run(
     validate.count("curve_points", curve_points, 2)
     data_key, start_key, theory_key = jax.random.split(key, 3)
     data = model.sample(data_key, dimension=dimension, alpha=alpha)
+    # theory needs no data: beside the run it takes another core
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    beside = pool.submit(
+        _theory, model, alpha, dimension, theory_key, averages, curve_points, progress
+    )
     iteration = smi.Iteration(max_steps)
     learned = smi.gamp(
         model, data, key=start_key, start=_RANDOM_START, iteration=iteration, progress=progress
     )
     yield report(learned)
+    yield _beside(learned, *beside.result())
+
+
+def _theory(
+    model: AbstractModel,
+    alpha: float,
+    dimension: int,
+    key: PRNGKeyArray,
+    averages: smi.Averages | None,
+    curve_points: int,
+    progress: bool,
+) -> tuple[Solution, smi.Curve]:
+    """The trajectory beside a run, and the curve."""
     # of a step of the theory, and of a point of its curve
     step: dict[str, Any] = {"iteration": smi.Iteration(newton=False)}
     point: dict[str, Any] = {}
@@ -88,11 +107,10 @@ def run(
         # beyond perfect recovery of two layers, and beyond the run: the last of eight points is at
         # 15/16 of it
         top = max(1.3, 1.08 * alpha)
-    theory = smi.state_evolution(model, alpha, key=theory_key, progress=progress, **step)
+    theory = smi.state_evolution(model, alpha, key=key, progress=progress, **step)
     # between the ends: at α = 0 there is nothing to solve
     alphas = (np.arange(curve_points) + 0.5) / curve_points * top
-    curve = smi.curve(model, alphas, key=theory_key, progress=progress, **point)
-    yield _beside(learned, theory, curve)
+    return theory, smi.curve(model, alphas, key=key, progress=progress, **point)
 
 
 def _beside(learned: Solution, theory: Solution, curve: smi.Curve) -> Report:
