@@ -370,8 +370,9 @@ def _shown(value: Any) -> str:
         if not concrete(value) or value.size > 8:
             return f"an array of shape {value.shape}{_range(value)}"
         return repr(value if value.ndim else value.item())
-    # one line: the repr of a data set has several
-    words = " ".join(repr(value).split())
+    # one line: the repr of a data set has several; several words describe a value
+    described = isinstance(value, str) and " " in value
+    words = " ".join((value if described else repr(value)).split())
     return words if len(words) <= 120 else f"{words[:60]}.. ({type(value).__name__})"
 
 

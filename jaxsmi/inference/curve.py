@@ -83,6 +83,12 @@ class Curve(Described):
         return self.values("stderr")
 
     @property
+    def stderrs(self) -> dict[str, Array]:
+        """Standard errors of other numbers by name, along α."""
+        names = self.solutions[0].stderrs
+        return {k: jnp.stack([one.stderrs[k] for one in self.solutions]) for k in names}
+
+    @property
     def cosine(self) -> Array:
         """Cosines with the teacher (A, P)."""
         return self.values("cosine")

@@ -312,6 +312,21 @@ def test_without_a_ridge_labels_that_can_be_fitted_have_no_minimum_of_their_own(
     assert float(end.covariance[0, 0]) == pytest.approx(4.0, rel=1e-6)
 
 
+@SLOW
+def test_ridge_on_flipped_signs_is_that_on_noisy_linear_labels():
+    """γ = E y z* is all that a squared loss sees of the label; at the best ridge the squared cosine
+    is a root of q² - (λ + 1 + α) q + α."""
+    gamma = 0.7 * np.sqrt(2.0 / np.pi)
+    alpha, noise = 2.0, 1.0 / gamma**2 - 1.0
+    end = solve(smi.links.sign(flip=0.15), alpha, smi.Erm(LINEAR, ridge=noise), 2**12, 1e-10)
+    scale = np.array([gamma**2, gamma])
+    exact = scale * ridge_regression(alpha, noise, noise)[:2]
+    np.testing.assert_allclose(numbers(end, "overlap", "teacher_overlap"), exact, rtol=1e-6)
+    b = noise + 1.0 + alpha
+    best = (b - np.sqrt(b * b - 4.0 * alpha)) / 2.0
+    np.testing.assert_allclose(end.cosine[0] ** 2, best, rtol=1e-6)
+
+
 def errors_on_flipped_signs(ridge):
     """The error of a linear student in theory, E (ω - sign z*)² = Q - 2 √(2/π) M + 1, and the
     standard error of the first."""
