@@ -15,9 +15,9 @@ ITEM = re.compile(r"    (?! )(\*{0,2}\w[\w., *]*): ?(.*)")
 TITLES = {"Args": "Parameters"}
 
 
-def escaped(line):
-    """A line of prose: code spans as literals, the rest without a meaning of its own."""
-    parts = re.split(r"`([^`]+)`", line)
+def escaped(text):
+    """Lines of prose: code spans as literals, the rest without a meaning of its own."""
+    parts = re.split(r"`([^`]+)`", text)
     for k, part in enumerate(parts):
         if k % 2:  # reStructuredText wants a boundary on both sides of a literal
             before = r"\ " if re.search(r"\w$", parts[k - 1]) else ""
@@ -53,7 +53,11 @@ def prose(lines):
             out += ["", ".. code-block:: text", ""]
             out += ["   " + one[common:] for one in block] + [""]
             continue
-        out.append(escaped(line))
+        paragraph = [line]  # a code span may begin in one line and end in the next
+        while line.strip() and k + 1 < len(lines) and re.match(r"[^\s|]", lines[k + 1]):
+            k += 1
+            paragraph.append(lines[k])
+        out += escaped("\n".join(paragraph)).split("\n")
         k += 1
     return out
 
@@ -64,15 +68,18 @@ def dedented(lines):
 
 def items(lines):
     """`name: text` one below the other, as a list."""
-    out = []
+    found = []
     for line in lines:
         match = ITEM.match(line)
         if match:
-            name, text = match.groups()
-            out.append(f"* **{escaped(name)}** – {escaped(text)}")
+            found.append(list(match.groups()))
         elif line.strip():
-            out.append("  " + escaped(line.strip()))
-    return out
+            found[-1][1] += "\n  " + line.strip()
+    return [
+        line
+        for name, text in found
+        for line in f"* **{escaped(name)}** – {escaped(text)}".split("\n")
+    ]
 
 
 def converted(lines):
@@ -89,7 +96,9 @@ def converted(lines):
         if title in ("Args", "Attributes", "Raises"):
             body = items(content)
         elif title == "Example":
-            body = dedented(content)
+            blocks = "\n".join(dedented(content)).split("\n\n")
+            blocks = [one if one.startswith(">>>") else escaped(one) for one in blocks]
+            body = "\n\n".join(blocks).splitlines()
         else:
             body = prose(dedented(content))
         out += [f":{TITLES.get(title, title)}:", ""] + ["   " + line for line in body] + [""]
@@ -115,7 +124,8 @@ def constructor(app, what, name, thing, options, arguments, returned):
 
 
 def plain(text):
-    return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
+    """Names for what Python shows as no expression: an alias, or a function as a default."""
+    return text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)|<function (\w+)>", r"\1\2", text)
 
 
 def setup(app):
