@@ -77,7 +77,29 @@ def block(writer, node):
     raise nodes.SkipNode
 
 
+def together(app, doctree):
+    """A comma after a formula stays on its line, and so does a bracket before it."""
+    for node in list(doctree.findall(nodes.math)):
+        parent = node.parent
+        # by identity: equal texts are equal nodes
+        k = next(k for k, child in enumerate(parent) if child is node)
+        before, after = parent[:k][-1:], parent[k + 1 :][:1]  # no node or one
+        before = before[0] if before and isinstance(before[0], nodes.Text) else ""
+        after = after[0] if after and isinstance(after[0], nodes.Text) else ""
+        start = len(before) - len(re.search(r"[(\[]*$", before).group())
+        end = len(re.match(r"[,.;:)\]]*", after).group())
+        if start == len(before) and not end:
+            continue
+        both = nodes.inline("", "", classes=["together"])
+        both += [nodes.Text(before[start:]), node, nodes.Text(after[:end])]
+        rest = [nodes.Text(before[:start])] if before else []
+        rest += [both]
+        rest += [nodes.Text(after[end:])] if after else []
+        parent[k - bool(before) : k + 1 + bool(after)] = rest
+
+
 def setup(app):
     app.add_html_math_renderer("formulas", (inline, None), (block, None))
+    app.connect("doctree-read", together)
     app.connect("build-finished", stop)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
