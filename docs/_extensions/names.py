@@ -110,7 +110,16 @@ def missing(app, env, node, content):
     return nodes.reference("", "", content, refuri=uri, internal=here)
 
 
+def breakable(app, page, template, context, doctree):
+    """A long name may break after its dots and underscores."""
+    code = re.compile(r'(?<=<span class="pre">)[^<]+')
+    joint = re.compile(r"(?<=[._:/])(?<!smi\.)(?=[A-Za-z])")
+    if "body" in context:
+        context["body"] = code.sub(lambda m: joint.sub("<wbr>", m.group()), context["body"])
+
+
 def setup(app):
     app.connect("doctree-resolved", resolve)
+    app.connect("html-page-context", breakable)
     app.connect("missing-reference", missing, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -146,8 +146,8 @@ addEventListener("load", () => {{
   const all = document.querySelector("iframe").contentDocument.querySelectorAll(".bd-article *");
   const outside = [...all].filter(e => e.getBoundingClientRect().right > 391);
   const told = document.createElement("pre");
-  told.id = "counted";  // formulas and tables of numbers scroll
-  const cut = outside.filter(e => !e.closest(".formula, table"));
+  told.id = "counted";  // formulas, tables of numbers and lines of code scroll
+  const cut = outside.filter(e => !e.closest(".formula, table") && !e.matches("pre *"));
   told.textContent = `${{cut.length}} of ${{all.length}}`;
   document.body.append(told);
 }});</script>"""
