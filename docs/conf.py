@@ -48,6 +48,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "families.FamilyOrder",
     "download_all_examples": False,
     "show_signature": False,
+    "remove_config_comments": True,
     "write_computation_times": False,
 }
 # a new script has no picture until one is stored
@@ -96,6 +97,7 @@ html_theme = "sphinx_book_theme"
 html_title = "jaxsmi"
 html_static_path = ["_static"]
 html_css_files = ["katex/katex.min.css", "site.css"]
+html_js_files = [("search.js", {"defer": "defer"})]
 html_extra_path = ["_root"]
 html_copy_source = False
 html_show_sourcelink = False
@@ -106,6 +108,7 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "home_page_in_toc": True,
     "navbar_persistent": [],
+    "footer_content_items": ["copyright"],
     "secondary_sidebar_items": {"**": ["page-toc"], "docs/equations": []},
 }
 html_context = {"default_mode": "auto"}
