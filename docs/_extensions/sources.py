@@ -91,6 +91,12 @@ PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{path}</title>
 <link rel="icon" href="data:,">
+<script>
+  // as the rest of the site
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const mode = localStorage.getItem("mode");
+  document.documentElement.dataset.theme = mode === "dark" || mode === "light" ? mode : dark;
+</script>
 <link rel="stylesheet" href="{root}_static/pygments.css">
 <link rel="stylesheet" href="{root}_static/source.css">
 </head>
