@@ -62,7 +62,8 @@ start, slope = jax.value_and_grad(height)(0.0)
 step = 1e-3
 difference = (height(step) - height(-step)) / (2 * step)
 print(
-    f"alpha_2 = {start:.4f}, d alpha_2/d log c = {slope:.5f}, by a finite difference {difference:.5f}"
+    f"alpha_2 = {start:.4f}, d alpha_2/d log c = {slope:.5f}, "
+    f"by a finite difference {difference:.5f}"
 )
 
 skips = np.array([0.5, 1.0, 2.0]) if small else np.geomspace(0.25, 4.0, 9)
@@ -95,7 +96,8 @@ settings = {"averages": averages, "iteration": smi.Iteration(max_steps=8)}
 wanted = smi.search_threshold(attention, 0.0, key=key, target=0.2, **settings)
 again = smi.weak_recovery(attention(wanted.parameters), key=jax.random.key(1), averages=averages)
 print(
-    f"alpha_2 = 0.2 at skip {float(np.exp(wanted.parameters)):.3f}, {wanted.steps} evaluations. {wanted.message}"
+    f"alpha_2 = 0.2 at skip {float(np.exp(wanted.parameters)):.3f}, {wanted.steps} evaluations. "
+    f"{wanted.message}"
 )
 print(f"with another key: alpha_2 = {again.alpha:.4f} ± {again.stderr:.4f}")
 

@@ -76,7 +76,8 @@ learned = smi.gamp(model, data, key=key)
 fit = smi.train(model, data, optax.adam(0.05), key=jax.random.split(key, runs), steps=steps)
 mean = smi.averaged(fit, data.teacher)
 print(
-    f"GAMP {learned.error:.3f}; one run of Adam {mean.single:.3f} ± {mean.stderr:.3f}, mean of {runs} {mean.error:.3f}"
+    f"GAMP {learned.error:.3f}; one run of Adam {mean.single:.3f} ± {mean.stderr:.3f}, "
+    f"mean of {runs} {mean.error:.3f}"
 )
 print(f"theory {theory:.3f}; extrapolated to infinitely many runs {mean.extrapolated:.3f}")
 

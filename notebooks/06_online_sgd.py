@@ -55,7 +55,8 @@ for p in range(2):
     for q in range(2):
         bar = float(rates.stderr.signal[p, q])
         print(
-            f"layer {p + 1} to the teacher's layer {q + 1}: Lambda = {float(rates.signal[p, q]):.4f} ± {bar:.4f},",
+            f"layer {p + 1} to the teacher's layer {q + 1}: "
+            f"Lambda = {float(rates.signal[p, q]):.4f} ± {bar:.4f},",
             f"mu = {float(rates.plain[p, q]):+.4f}",
         )
 
