@@ -63,14 +63,16 @@ if table := published("smi", "gen_error_BO_2w.csv"):
     middle.plot(table["alpha"], table["gen_error"], color=GREY, lw=2.8, zorder=0.5)
     known = np.interp(np.array(alphas)[low], table["alpha"], table["gen_error"])
     compare("prediction error", [float(theory[k].error) for k in low], known, 0.015)
-plotting.overlap_against_alpha(theory, runs, left)
+plotting.overlap_against_alpha(theory, runs, left, legend=False)
+left.text(0.38, 0.8, "layer 2", color=colour(1), ha="right")
+left.text(1.05, 0.3, "layer 1", color=colour(0))
 middle.plot(alphas, [point.error for point in theory], ".-", label="state evolution")
 at = [float(run.alpha) for run in runs]
 middle.plot(at, [run.error for run in runs], "o", mfc="none", color=colour(0), label="GAMP")
 middle.set(
     xlabel=r"sample complexity $\alpha$", ylabel=r"prediction error $E\Vert\hat y-y\Vert_F^2$"
 )
-legend(middle)
+legend(middle, loc="upper right")
 
 # %%
 # Thresholds. Printed at c = 1: 0.14 (which the published overlaps themselves contradict) and 0.79;
@@ -83,6 +85,9 @@ stairs = [
     for c in skips
 ]
 plotting.thresholds_against(stairs, skips, right, parameter="skip strength c")
+right.get_legend().remove()
+right.text(0.5, 0.83, "layer 1", color=colour(0), transform=right.transAxes)
+right.text(0.5, 0.33, "layer 2", color=colour(1), transform=right.transAxes)
 first, second = stairs[skips.index(1.0)]
 compare("layer 2 is learned at", first.alpha, 0.186, 3.0 * np.hypot(float(first.stderr), 0.002))
 compare("layer 1 is learned at", second.alpha, 0.79, 3.0 * float(second.stderr) + 0.08)
