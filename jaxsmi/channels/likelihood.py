@@ -358,7 +358,8 @@ def noisy(labels: AbstractLabels, noises: Array) -> list[IntegratedChannel]:
     numerically, for the limit of vanishing noise; raise a ValueError if there is no such limit."""
     if not isinstance(labels, NoInference):
         raise ValueError(
-            "noises: got noises for a channel that already has a posterior; allowed: None."
+            "noises: got noises for a model that already has a posterior; allowed: "
+            "smi.state_evolution, smi.weak_recovery without noises=."
         )
     if labels.budget is None:
         raise ValueError(f"noises: got noises for {labels.name}; allowed: None. {labels.remedy}.")

@@ -47,7 +47,8 @@ def run(
     curve_points: int = 8,
     progress: bool = False,
 ) -> Iterator[Report]:
-    """Learn a teacher by GAMP from a random start, and lay the run over state evolution.
+    """Learn a teacher by GAMP from a random start, and lay the run over state evolution with side
+    information 1/D.
 
     Args:
         model: The model.
