@@ -351,7 +351,7 @@ def test_paths_that_do_not_fit_are_answered_in_a_sentence(tmp_path):
 
 def test_a_batch_is_refused():
     batch = jax.tree.map(lambda leaf: leaf[None], synthetic.solution())
-    with pytest.raises(ValueError, match="solution: got 'a batch with alpha of shape"):
+    with pytest.raises(ValueError, match="solution: got a batch with alpha of shape"):
         storage.to_xarray(batch)
     with pytest.raises(ValueError, match="solutions: got 'none'"):
         storage.stack([])
