@@ -204,12 +204,12 @@ def _write(words: CommandLine, done: Report, about: Mapping[str, Any]) -> list[p
 def _finish_part(words: CommandLine, done: Report) -> str:
     """Print and save what was finished before Ctrl-C; returns a sentence about it."""
     if not done.data:
-        return "interrupted before the first result; the same command starts again"
+        return "interrupted before the first result; the same command starts over"
     # no figure: its curves would look finished
     _finish(words, dataclasses.replace(done, data=done.data | {"interrupted": True}, draw=None))
     saved = words.common.get("out") is not None and done.stored is not None
     kept, again = ("printed and saved", " with --overwrite") if saved else ("printed", "")
-    return f"interrupted; the finished part is {kept}; the same command{again} computes all"
+    return f"interrupted; the finished part is {kept}; the same command{again} starts over"
 
 
 def report(result: Any) -> Report:

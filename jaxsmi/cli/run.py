@@ -119,7 +119,7 @@ def _beside(learned: Solution, theory: Solution, curve: smi.Curve) -> Report:
     text = [repr(learned), repr(theory)]
     missed = ", ".join(number(x.alpha) for x in curve if not bool(x.converged))
     if missed:
-        text.append(f"The curve did not converge at alpha = {missed} (crosses).")
+        text.append(f"The curve did not converge at alpha = {missed}, drawn as crosses.")
 
     def draw(figure: Any) -> None:
         figure.set_size_inches(2.0 * figure.get_figwidth(), 2.9)
@@ -178,7 +178,7 @@ def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
         data["seconds_left"] = float(np.mean(seconds)) * (count - done)
         text += f" About {data['seconds_left']:.3g} s left, {np.mean(seconds):.3g} s a row."
     elif not done:
-        text += " The time is known once a row is solved: --out names the folder of the rows."
+        text += " The time can be told once a row is solved in the folder --out."
     size = grid.data_bytes()
     if size:
         data["data_bytes"] = size

@@ -44,7 +44,7 @@ class Result(enum.IntEnum):
     SUCCESS = 0, "Converged.", "All steps were taken, or the target was reached."
     INACCURATE = (
         6,
-        "Too many inner integrals missed their tolerance: raise the channel's max_nodes, or its "
+        "Too many inner integrals missed their tolerance: raise the model's max_nodes, or its "
         "tolerance.",
         None,
         "Too many proximal points missed their tolerance: give the loss its proximal point, prox=, "
@@ -52,8 +52,9 @@ class Result(enum.IntEnum):
     )
     MARGINAL = (
         7,
-        "The fixed point is marginal (spectral radius one to 1e-3): α is at a threshold, where "
-        "derivatives are infinite. Move α; smi.weak_recovery and smi.staircase compute thresholds.",
+        "The fixed point is marginal (spectral radius within 1e-3 of one): α is at a threshold, "
+        "where derivatives are infinite. Move α; smi.weak_recovery and smi.staircase compute "
+        "thresholds.",
     )
     UNSTABLE = (
         11,
@@ -66,10 +67,10 @@ class Result(enum.IntEnum):
     )
     AMBIGUOUS = (
         12,
-        "The free entropies of the ends do not tell which is right: runs from different starts end "
-        "at different estimates, or the labels speak no more for this one than for none. Take more "
-        "starts (start=('spectral', 1e-3, 1e-3)), more samples or a larger dimension, or compare "
-        "the ends on held-out labels.",
+        "Free entropies do not tell which estimate is right: runs from different starts end at "
+        "different ones, or the labels hardly prefer this one to none. Take more starts "
+        "(start=('spectral', 1e-3, 1e-3)), more samples or a larger dimension, or compare the ends "
+        "on held-out labels.",
     )
     INPUTS = (
         13,
@@ -110,7 +111,7 @@ class Result(enum.IntEnum):
     NONFINITE = (
         4,
         "A number became infinite or NaN: check that inputs and labels come from this model and "
-        "are float64, and that a log_likelihood never is -inf: jnp.maximum(value, -1e4); try "
+        "are float64, and keep a log_likelihood above -inf by jnp.maximum(value, -1e4); or try "
         "damping.",
         "A number became infinite or NaN: take a lower learning rate.",
     )

@@ -298,7 +298,7 @@ _MORE_NOISE = "Labels noisier than the model says can be the cause, too."
 _AT_ONCE = "Something is learned at any α > 0."
 _NO_ROOT = (
     "A search did not converge: take more points, or fewer nets, averages=smi.Averages(points, "
-    "nets); of smi.first_order more steps, iteration=smi.Iteration(max_steps)."
+    "nets); for smi.first_order also more steps, iteration=smi.Iteration(max_steps)."
 )
 
 

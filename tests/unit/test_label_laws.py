@@ -213,7 +213,7 @@ def test_a_likelihood_of_minus_infinity_is_named_with_the_remedy():
         channel = smi.MultiIndex(link, indices=1, log_likelihood=f).channel
         posterior = channel.posterior(1.0, -20.0 * jnp.ones((1, 1)), jnp.eye(1))
         assert bool(jnp.isfinite(posterior.g).all()) == finite
-    assert "a log_likelihood never is -inf: jnp.maximum(value, -1e4)" in smi.Result.NONFINITE.remedy
+    assert "jnp.maximum(value, -1e4)" in smi.Result.NONFINITE.remedy
 
 
 def softmax_odds(z):
