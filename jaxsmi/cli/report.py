@@ -256,7 +256,8 @@ def _curve(curve: Sequence[Solution]) -> str:
     rows = [["alpha", *names, "error", "steps", "result"]]
     for point in curve:
         pairs = zip(np.diagonal(point.overlap), np.diagonal(point.stderr), strict=True)
-        ended = [number(point.error), number(point.steps), counts(point.result)]
+        error = format_estimate(point.error, point.stderrs.get("error", np.zeros(())))
+        ended = [error, number(point.steps), counts(point.result)]
         rows.append([number(point.alpha), *starmap(format_estimate, pairs), *ended])
     # each sentence once, however many points end with it
     messages = dict.fromkeys(f"{counts(x.result)}: {x.message}" for x in curve)

@@ -88,8 +88,8 @@ class Solution(Described):
             run on data.
         error: Mean squared error E ‖ŷ - y‖² of ŷ = link(estimated fields) on noiseless labels of
             new inputs. Of labels ±1 it is four times the share of wrong ones; of matrix models the
-            error of the estimate. Runs on data use 2048 random inputs; NaN without a teacher. With
-            an error bar: `smi.generalization_error` with `data=`.
+            error of the estimate. Theory has its error bar in `stderrs`. Runs on data use 2048
+            random inputs, with an error bar in `smi.generalization_error`; NaN without a teacher.
         alpha: Sample complexity N/D (matrices: n/d², n/(dL)).
         steps: Steps taken.
         residual: The last residual of the fixed point.

@@ -48,8 +48,13 @@ class _Labelled(eqx.Module):
 
     def mean(self, values: Array) -> Array:
         """Averages (R, ...) of values (n, ...) by each rule."""
-        split = values.reshape(*self.weight.shape, *values.shape[1:])
-        return jnp.einsum("rn,rn...->r...", self.weight, split)
+        return _means(self.weight, values)
+
+
+def _means(weight: Array, values: Array) -> Array:
+    """Averages (R, ...) of values (n, ...) with weights (R, n/R)."""
+    split = values.reshape(*weight.shape, *values.shape[1:])
+    return jnp.einsum("rn,rn...->r...", weight, split)
 
 
 class LearnerAverages(eqx.Module):
@@ -256,7 +261,7 @@ class LabelAverages(eqx.Module):
         if outputs[0].size != targets[0].size:
             return missing_array((self.nets,), outputs.dtype)
         gap = outputs.reshape(len(outputs), -1) - targets.reshape(len(outputs), -1)
-        return jnp.sum(weight * jnp.sum(gap**2, axis=1).reshape(weight.shape), axis=1)
+        return _means(weight, jnp.sum(gap**2, axis=1))
 
     def _remainder(self, x: OrderParameters) -> Array:
         """V* = S - Mᵀ Q^{-1} M (P*, P*): the covariance of teacher fields given the student's."""

@@ -384,7 +384,7 @@ def _continued(
     state = validate.instance("start", state, GampState, allowed)
     allowed = f"the state of a run with weights of shape {signal} on {fields[0]} samples"
     fits = (state.weights.shape, state.g.shape) == (signal, fields)
-    check(fits, "start", state.weights, allowed)
+    check(fits, "start", f"weights {state.weights.shape} on {len(state.g)} samples", allowed)
     return state
 
 

@@ -389,12 +389,14 @@ class OverlapMap(AbstractOrderMap):
         )
         spread = fixed_point.propagated_error(evaluation.jacobian, evaluation.replicas)
         # beside the statistical error the one that the tolerance leaves
-        stderr = jnp.where(code == Result.MAX_STEPS, missing(), jnp.hypot(spread, last.remaining))
+        known, distance = code != Result.MAX_STEPS, jnp.hypot(spread, last.remaining)
         J = evaluation.jacobian.reshape(last.V.size, last.V.size)
         fields = {"spectral_radius": last.spectral_radius}
-        # its own sampling, and what the error of V changes
-        error, moved = self._error(last.V), self._error(last.V + stderr).value
-        stderrs = {"overlap": stderr, "error": jnp.hypot(error.stderr, moved - error.value)}
+        # its own sampling, and what the error of V changes; roots of NaN stop with jax_debug_nans
+        safe = jnp.where(known & jnp.isfinite(distance), distance, 0.0)
+        error, moved = self._error(last.V), self._error(last.V + safe).value
+        bars = {"overlap": distance, "error": jnp.hypot(error.stderr, moved - error.value)}
+        stderrs = {name: jnp.where(known, bar, missing()) for name, bar in bars.items()}
         return End(last.V, self.numbers(last.V), J, stderrs, code, fields)
 
     def slope(self, x: Array, jacobian: Array) -> Array:

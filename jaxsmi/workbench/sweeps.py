@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pathlib
 import signal
@@ -241,9 +242,15 @@ def _solve(
     with contextlib.ExitStack() as stack:
         if isinstance(scheduler, (int, np.integer)):
             count = min(int(scheduler), len(numbers))
-            # one thread each: XLA uses several cores for one program anyway
+            # one thread each: XLA uses several cores for one program anyway. No logs: at Ctrl-C they
+            # are of cancelled tasks and lost heartbeats, and a lost worker is an exception
             with _without_interrupts():
-                cluster = LocalCluster(count, threads_per_worker=1, dashboard_address=None)  # pyright: ignore
+                cluster = LocalCluster(  # pyright: ignore
+                    count,
+                    threads_per_worker=1,
+                    dashboard_address=None,
+                    silence_logs=logging.CRITICAL,
+                )
                 stack.enter_context(cluster)
             scheduler = stack.enter_context(Client(cluster))
         elif isinstance(scheduler, str):
