@@ -242,8 +242,8 @@ def _solve(
     with contextlib.ExitStack() as stack:
         if isinstance(scheduler, (int, np.integer)):
             count = min(int(scheduler), len(numbers))
-            # one thread each: XLA uses several cores for one program anyway. No logs: at Ctrl-C they
-            # are of cancelled tasks and lost heartbeats, and a lost worker is an exception
+            # one thread each: XLA uses several cores for one program anyway. No logs: at Ctrl-C
+            # they are of cancelled tasks and lost heartbeats, and a lost worker is an exception
             with _without_interrupts():
                 cluster = LocalCluster(  # pyright: ignore
                     count,
