@@ -245,10 +245,10 @@ def _solve(
             # one thread each: XLA uses several cores for one program anyway. No logs: at Ctrl-C
             # they are of cancelled tasks and lost heartbeats, and a lost worker is an exception
             with _without_interrupts():
-                cluster = LocalCluster(  # pyright: ignore
+                cluster = LocalCluster(
                     count,
                     threads_per_worker=1,
-                    dashboard_address=None,
+                    dashboard_address=None,  # pyright: ignore
                     silence_logs=logging.CRITICAL,
                 )
                 stack.enter_context(cluster)

@@ -68,6 +68,22 @@ def law(**options):
     return smi.MultiIndex(**{"indices": 1, "log_likelihood": odds} | options)
 
 
+def laplace(scale, drawn):
+    likelihood = lambda y, z: -jnp.abs(y - z[0, 0]) / scale
+    draw = lambda key, z: z[0, 0] + drawn * jax.random.laplace(key)
+    return law(link=first, log_likelihood=likelihood, sampler=draw)
+
+
+def logistic(labels):
+    draw = lambda key, z: labels[jax.random.bernoulli(key, jax.nn.sigmoid(z[0, 0])).astype(int)]
+    return law(link=lambda z: 2.0 * jax.nn.sigmoid(z[0, 0]) - 1.0, sampler=draw)
+
+
+def poisson(factor):
+    draw = lambda key, z: jax.random.poisson(key, factor * z[0, 0] ** 2)
+    return law(link=lambda z: z[0, 0] ** 2, log_likelihood=counts_of_squares, sampler=draw)
+
+
 def sample(model=LINEAR, alpha=1.0, **options):
     return model.sample(KEY, dimension=5, alpha=alpha, **options)
 
@@ -228,6 +244,10 @@ MODELS = [
     ),
     ("sampler", lambda: law(link=first, sampler=lambda z: z)),
     ("sampler", lambda: law(outcomes=[-1, 1], sampler=min)),
+    ("sampler: .*do not follow", lambda: laplace(0.3, 1.0)),
+    ("sampler: .*do not follow", lambda: laplace(0.01, 0.012)),
+    ("sampler: .*do not follow", lambda: logistic(jnp.array([0.0, 1.0]))),
+    ("sampler: .*do not follow", lambda: poisson(2.0)),
     ("link", lambda: law(sampler=lambda key, z: 1.0)),
     ("knots", lambda: smi.links.piecewise_linear([0.0, 1.0], [0.0, 0.0], [0.0, 1.0])),
     ("knots", lambda: smi.links.piecewise_linear([0, 1, 0], [0, 0, 0], [1.0, -1.0])),
@@ -525,6 +545,17 @@ def test_refusals_name_the_argument(said, call):
         call()
     assert "got" in str(caught.value)
     assert "allowed: " in str(caught.value).lower()
+
+
+def test_draws_of_a_likelihood_are_accepted():
+    """At all scales of the noise, and where labels of other fields are not possible."""
+    uniform = lambda y, z: jnp.where(jnp.abs(y - z[0, 0]) < 0.5, 0.0, -jnp.inf)
+    draw = lambda key, z: z[0, 0] + jax.random.uniform(key) - 0.5
+    law(link=first, log_likelihood=uniform, sampler=draw)
+    logistic(jnp.array([-1.0, 1.0]))
+    poisson(1.0)
+    for scale in (1e-6, 0.01, 0.3, 100.0):
+        laplace(scale, scale)
 
 
 @pytest.mark.parametrize("model", [smi.links.product(3), smi.links.sign_product(4), SQUARE])
