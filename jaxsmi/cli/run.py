@@ -74,7 +74,7 @@ def run(
         model, data, key=start_key, start=_RANDOM_START, iteration=iteration, progress=progress
     )
     yield report(learned)
-    yield _beside(learned, *beside.result())
+    yield _beside(learned, *beside.result(), dimension)
 
 
 def _theory(
@@ -114,7 +114,7 @@ def _theory(
     return theory, smi.curve(model, alphas, key=key, progress=progress, **point)
 
 
-def _beside(learned: Solution, theory: Solution, curve: smi.Curve) -> Report:
+def _beside(learned: Solution, theory: Solution, curve: smi.Curve, dimension: int) -> Report:
     """The report of a run and its theory."""
     text = [repr(learned), repr(theory)]
     missed = ", ".join(number(x.alpha) for x in curve if not bool(x.converged))
@@ -127,6 +127,8 @@ def _beside(learned: Solution, theory: Solution, curve: smi.Curve) -> Report:
         plotting.overlap_against_iteration(learned, theory, left)
         plotting.overlap_against_alpha(curve, learned, right, legend=False)
         right.tick_params(labelleft=True)  # another quantity than on the left
+        # theory is of infinite D: the markers of one run scatter about it by O(1/√D)
+        right.set_title(f"one run, $D={dimension}$")
 
     data = {"gamp": plain(learned), "state_evolution": plain(theory), "curve": plain(list(curve))}
     stored = lambda: {"gamp": learned, "trajectory": theory, "curve": curve}

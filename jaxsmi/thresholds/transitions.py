@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,7 +23,7 @@ from jaxsmi.core.display import Described, describe, format_estimate, number
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.results import Result, choose
-from jaxsmi.core.solution import Threshold
+from jaxsmi.core.solution import Threshold, load_workbench
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.evolution import potential_at
 from jaxsmi.inference.order_map import OverlapMap
@@ -32,6 +32,9 @@ from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, branch_end
 from jaxsmi.thresholds.weak import check_model
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
 _SMALL_Q = 1e-3
@@ -220,6 +223,26 @@ class FirstOrder(Described):
         grid = f"α on a grid of {len(self.alpha)} points"
         return describe(f"Transition: {self.kind}", [grid], [["", "α"], *rows])
 
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw Q of each index against α: the uninformed branch as a line up to the algorithmic
+        threshold, the informed one dashed from the spinodal on (elsewhere the two agree), and the
+        three thresholds as vertical lines with bands of their 95 % intervals. Thresholds below and
+        above the grid are not drawn.
+
+        Args:
+            ax: Axes to draw in. Default None: new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: Without matplotlib, with the remedy.
+
+        Cost:
+            None: it draws what is stored.
+        """
+        return load_workbench("plotting.curves").transition(self, ax)
+
 
 def first_order(
     model: AbstractModel,
@@ -248,14 +271,14 @@ def first_order(
             terminal and in a notebook.
 
     Returns:
-        A `FirstOrder`. If the branches agree everywhere, its `kind` is "none" and the thresholds
-        are None. A spinodal of 0 means that the informed branch exists at the first α already, an
-        information-theoretic threshold of 0 that it is optimal there: they lie below the grid. An
-        algorithmic threshold of inf means that the uninformed branch still exists at the last α.
-        Error bars include the last interval of the bisection. Codes: SUCCESS, MAX_STEPS (a branch
-        did not converge where both exist: raise `max_steps`, and do not rely on `kind`), NONFINITE
-        (a branch broke on the grid: thresholds may be missed). Not differentiable: derivatives in
-        the model's numbers are NaN.
+        A `FirstOrder`, which `.plot()` draws. If the branches agree everywhere, its `kind` is
+        "none" and the thresholds are None. A spinodal of 0 means that the informed branch exists at
+        the first α already, an information-theoretic threshold of 0 that it is optimal there: they
+        lie below the grid. An algorithmic threshold of inf means that the uninformed branch still
+        exists at the last α. Error bars include the last interval of the bisection. Codes: SUCCESS,
+        MAX_STEPS (a branch did not converge where both exist: raise `max_steps`, and do not rely on
+        `kind`), NONFINITE (a branch broke on the grid: thresholds may be missed). Not
+        differentiable: derivatives in the model's numbers are NaN.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or perfect recovery under a

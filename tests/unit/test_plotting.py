@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 import jaxsmi as smi
 import synthetic
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Estimate
+from jaxsmi.core.solution import Estimate, Threshold
 from jaxsmi.descent.analysis import learned_at
+from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting
 from jaxsmi.workbench.order import LearningOrder
 
@@ -238,6 +239,58 @@ def test_a_sweep_has_error_bands():
         for x, y in zip((1.0, 2.0), middle, strict=True):
             at = band[np.isclose(band[:, 0], x), 1]
             np.testing.assert_allclose([at.min(), at.max()], [y - half, y + half])
+
+
+def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds(ax):
+    of = lambda alpha: Threshold(
+        *map(jnp.asarray, (alpha, 0.01)), jnp.full(4, alpha), jnp.eye(1), jnp.eye(1), jnp.asarray(0)
+    )
+    grid, Q = jnp.arange(1.0, 6.0), jnp.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None, None]
+    informed = Q.at[1:].set(0.9)
+    found = FirstOrder("first order", of(4.5), of(2.5), of(1.5), grid, Q, informed)
+    assert found.plot(ax) is ax
+    lower, upper, *lines = ax.lines
+    np.testing.assert_array_equal(lower.get_ydata(), [0.1, 0.2, 0.3, 0.4, np.nan, 0.9])
+    np.testing.assert_array_equal(upper.get_ydata(), [0.1, np.nan, *4 * [0.9]])
+    assert [line.get_xdata()[0] for line in lines] == [1.5, 2.5, 4.5]
+    assert len(ax.collections) + len(ax.patches) == 3  # their intervals
+    names = ["uninformed", "informed", "spinodal", "information-theoretic", "algorithmic"]
+    assert labels(ax) == names
+    # outside the grid
+    ends = FirstOrder("first order", of(jnp.inf), of(0.0), of(0.0), grid, Q, informed)
+    assert labels(ends.plot(ax.figure.add_subplot())) == names[:2]
+    none = FirstOrder(
+        "none", None, None, None, grid, jnp.tile(Q, (1, 2, 2)), jnp.tile(Q, (1, 2, 2))
+    )
+    assert labels(none.plot(ax.figure.add_subplot()))[2:] == [
+        "index 2, uninformed",
+        "index 2, informed",
+    ]
+
+
+def test_a_legend_names_the_model_where_all_curves_share_it(ax):
+    theory = lambda prior: smi.curve(
+        smi.links.linear(0.5, prior=prior),
+        [0.5, 1.0],
+        averages=smi.Averages(64),
+        key=jax.random.key(0),
+    )
+    one = theory(None)
+    title = lambda: ax.get_legend().get_title().get_text()
+    assert labels(one.plot(ax)) == ["state evolution"]
+    assert title() == "linear, Gaussian"
+    one.plot(ax)
+    assert title() == "linear, Gaussian"
+    theory(smi.priors.Rademacher()).plot(ax)
+    assert title() == ""
+    one.plot(ax)
+    assert title() == ""
+
+
+def test_steps_are_integers(ax):
+    plotting.overlap_against_iteration(theory=synthetic.solution(steps=2), ax=ax)
+    ticks = ax.xaxis.get_major_locator().tick_values(0.0, 2.0)
+    np.testing.assert_array_equal(ticks, np.round(ticks))
 
 
 def test_one_panel_for_each_method():

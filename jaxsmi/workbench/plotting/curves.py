@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from jaxsmi.thresholds.transitions import FirstOrder
     from jaxsmi.workbench.order import LearningOrder
 
     Curve = Solution | Iterable[Solution]
@@ -55,7 +56,8 @@ def overlap_against_alpha(
 ) -> Axes:
     """Draw the overlaps of all indices against α.
 
-    Points of theory that did not converge are crosses.
+    Points of theory that did not converge are crosses. Lines join neighbouring points, also those
+    on both sides of a jump, which a curve does not know: `FirstOrder.plot` leaves a gap there.
 
     Args:
         theory: State evolution, of which Q/ρ is drawn (of a learner the squared cosine): one
@@ -76,8 +78,8 @@ def overlap_against_alpha(
         ImportError: Without matplotlib, with the remedy.
     """
     # lists at once: a generator gives its solutions once only
-    curve, runs, names = _ascending(theory), _ascending(gamp), list(names or ())
-    names = names or _names([*curve, *runs])
+    curve, runs = _ascending(theory), _ascending(gamp)
+    names, title = list(names or ()) or _names([*curve, *runs]), _title([*curve, *runs])
     ax = drawing.axes_or_new(ax)
     call = _call(ax)
     for p, name in enumerate(names):
@@ -86,7 +88,7 @@ def overlap_against_alpha(
             failed = np.array([not bool(solution.converged) for solution in curve])
             look = _look(name, label or "state evolution", call) | line(call)
             if label is not None:  # which says which call it is
-                look["label"] = label if len(names) == 1 else f"{name}, {label}"
+                look["label"] = f"{name}, {label}" if name else label
             look |= {"marker": ".", "markersize": 3.5, "markevery": np.flatnonzero(~failed)}
             ax.plot(alpha, overlap, color=colour(p), **look)
             if failed.any():
@@ -99,7 +101,7 @@ def overlap_against_alpha(
             ax.plot(alpha, overlap, **_look(name, "GAMP", call) | markers(p, p + 2 * call))
     squared = any(isinstance(solution, LearnerSolution) for solution in (*curve, *runs))
     ordinate = "squared cosine" if squared else _OVERLAP
-    return _finish(ax, 2 * legend, xlabel=_ALPHA, ylabel=ordinate, ylim=_UNIT)
+    return _finish(ax, 2 * legend, title, xlabel=_ALPHA, ylabel=ordinate, ylim=_UNIT)
 
 
 @style()
@@ -133,7 +135,8 @@ def overlap_against_iteration(
         ImportError: Without matplotlib, with the remedy.
     """
     squared = choice("quantity", quantity, ("cosine", "overlap")) == "cosine"
-    names = list(names or ()) or _names([x for x in (theory, gamp) if x is not None])
+    solutions = [x for x in (theory, gamp) if x is not None]
+    names, title = list(names or ()) or _names(solutions), _title(solutions)
     ax = drawing.axes_or_new(ax)
     call = _call(ax)
     run = {} if gamp is None else gamp.trajectory
@@ -158,8 +161,9 @@ def overlap_against_iteration(
             look = _look(name, "GAMP", call) | markers(p, p + 2 * call)
             ax.plot(run["step"], values, markevery=-(-len(values) // _MOST_MARKERS), **look)
     ax.set_xlim(left=0)
+    drawing.integer_ticks(ax)
     ordinate = "squared cosine" if squared else "overlap $Q$"
-    return _finish(ax, 2 * legend, xlabel=steps[0], ylabel=ordinate, ylim=_UNIT)
+    return _finish(ax, 2 * legend, title, xlabel=steps[0], ylabel=ordinate, ylim=_UNIT)
 
 
 def _accelerated(theory: Solution) -> bool:
@@ -183,9 +187,24 @@ def _ascending(curve: Curve | None) -> list[Solution]:
 
 
 def _names(solutions: Sequence[Solution]) -> list[str]:
+    """Of the indices; a single one needs none."""
     check(len(solutions) > 0, "theory, gamp", "no solution", "at least one in one of the two")
-    model = next((solution.model for solution in solutions if solution.model is not None), None)
-    return index_names(model, np.shape(solutions[0].overlap)[0])
+    names = index_names(_model(solutions), np.shape(solutions[0].overlap)[0])
+    return names if len(names) > 1 else [""]
+
+
+def _model(solutions: Sequence[Solution]) -> Any:
+    return next((solution.model for solution in solutions if solution.model is not None), None)
+
+
+def _title(solutions: Sequence[Solution]) -> str:
+    """The model and its prior in a few words."""
+    model = _model(solutions)
+    if model is None:
+        return ""
+    words = [getattr(model, "name", type(model).__name__)]
+    words += [type(model.prior).__name__] if hasattr(model, "prior") else []
+    return ", ".join(words)
 
 
 def _call(ax: Axes) -> int:
@@ -194,7 +213,8 @@ def _call(ax: Axes) -> int:
 
 
 def _look(name: str, kind: str, call: int) -> dict[str, Any]:
-    return {"label": f"{name}, {kind}" + (f" ({call + 1})" if call else ""), "gid": f"{call}"}
+    label = f"{name}, {kind}" if name else kind
+    return {"label": label + (f" ({call + 1})" if call else ""), "gid": f"{call}"}
 
 
 def _point(solution: Solution, p: int) -> tuple[float, float, float]:
@@ -211,11 +231,14 @@ def _point(solution: Solution, p: int) -> tuple[float, float, float]:
     return float(solution.alpha), cosine**2, error
 
 
-def _finish(ax: Axes, columns: int, **labels: Any) -> Axes:
-    """Label the axes; a legend in `columns` columns, none where this is zero."""
+def _finish(ax: Axes, columns: int, title: str = "", **labels: Any) -> Axes:
+    """Label the axes; a legend in `columns` columns, none where this is zero, with a title where
+    all that was drawn has the same."""
     ax.set(**labels)
     if columns:
-        drawing.legend_above(ax, columns)
+        before = ax.get_legend()
+        same = before is None or before.get_title().get_text() == title
+        drawing.legend_above(ax, columns, title=title if same else "")
     return ax
 
 
@@ -264,6 +287,7 @@ def learning_curves(
         # linear up to the first record: step 0 has no logarithm
         ax.set_xscale("symlog", linthresh=max(steps[1], 1.0))
     ax.set_xlim(left=0)
+    drawing.integer_ticks(ax)
     step = "iteration" if solution.kind == "gamp" else "step"
     return _finish(ax, 2 * legend, xlabel=step, ylabel="cosine similarity", ylim=_UNIT)
 
@@ -414,6 +438,8 @@ def thresholds_against(
         at, half = [value for value, _ in rows], np.nan_to_num(alpha - low)
         ax.errorbar(at, alpha, half, label=f"threshold {k + 1}", **look)
     ax.set_ylim(bottom=0)
+    if values is None:
+        drawing.integer_ticks(ax)
     return _finish(ax, 3, xlabel=parameter, ylabel=r"critical sample complexity $\alpha_c$")
 
 
@@ -445,10 +471,35 @@ def threshold(critical: Threshold, ax: Axes | None = None, label: str | None = N
         if np.isfinite(low):
             ax.axvspan(low, high, color=INK, alpha=0.2, lw=0)
         if label is not None:
-            drawing.legend_above(ax, 2)
+            before = ax.get_legend()
+            title = before.get_title().get_text() if before else ""
+            drawing.legend_above(ax, 2, title=title)
     if not ax.get_xlabel():
         ax.set_xlabel(_ALPHA)
     return ax
+
+
+@style()
+def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
+    """See `FirstOrder.plot`."""
+    ax = drawing.axes_or_new(ax)
+    # the uninformed branch ends at the algorithmic threshold, the informed one begins at the
+    # spinodal: no line there joins one branch to the other
+    branches = {"uninformed": found.algorithmic, "informed": found.spinodal}
+    indices = found.informed.shape[1]
+    for p in range(indices):
+        for k, (branch, jump) in enumerate(branches.items()):
+            alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
+            if jump is not None and np.isfinite(float(jump.alpha)):
+                at = np.searchsorted(alpha, float(jump.alpha))
+                alpha, Q = np.insert(alpha, at, float(jump.alpha)), np.insert(Q, at, np.nan)
+            label = f"index {p + 1}, {branch}" if indices > 1 else branch
+            ax.plot(alpha, Q, color=colour(p), marker=".", label=label, **line(k))
+    for name in ("spinodal", "information_theoretic", "algorithmic"):
+        critical = getattr(found, name)
+        if critical is not None and float(critical.alpha) > 0.0:
+            threshold(critical, ax, name.replace("_", "-"))
+    return _finish(ax, 2, xlabel=_ALPHA, ylabel="overlap $Q$")
 
 
 @style()

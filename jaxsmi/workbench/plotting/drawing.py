@@ -118,6 +118,15 @@ def band(
     ax.fill_between(np.asarray(x), low, high, color=tint, alpha=0.2, lw=0)
 
 
+def integer_ticks(ax: Axes) -> None:
+    """Ticks of steps at integers; those of other scales, and of the user, stay."""
+    from matplotlib.ticker import MaxNLocator
+
+    locator = ax.xaxis.get_major_locator()
+    if isinstance(locator, MaxNLocator):
+        locator.set_params(integer=True)
+
+
 def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
     """Draw a legend of the labelled artists, each label once, and of `keys`, which explain line
     styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`."""
