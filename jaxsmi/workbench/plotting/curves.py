@@ -494,7 +494,7 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
                 at = np.searchsorted(alpha, float(jump.alpha))
                 alpha, Q = np.insert(alpha, at, float(jump.alpha)), np.insert(Q, at, np.nan)
             label = f"index {p + 1}, {branch}" if indices > 1 else branch
-            ax.plot(alpha, Q, color=colour(p), marker=".", label=label, **line(k))
+            ax.plot(alpha, Q, color=colour(p), marker=".", ms=3.5, label=label, **line(k))
     for name in ("spinodal", "information_theoretic", "algorithmic"):
         critical = getattr(found, name)
         if critical is not None and float(critical.alpha) > 0.0:

@@ -139,7 +139,8 @@ def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
         look: dict[str, Any] = {"color": INK, "mfc": "none"} | dict(drawn)
         entries[label] = Line2D([], [], **look)
     if entries:
-        ax.legend(list(entries.values()), list(entries), **settings)
+        look = {"alignment": "left", "title_fontsize": 7} | settings
+        ax.legend(list(entries.values()), list(entries), **look)
 
 
 def legend_above(ax: Axes, columns: int, **settings: Any) -> None:
