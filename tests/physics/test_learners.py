@@ -300,15 +300,16 @@ def test_steps_through_larger_ridges_are_those_of_the_history():
     assert int(end.steps) + 1 == np.sum(np.isfinite(end.history["overlap"][:, 0, 0]))
 
 
-@pytest.mark.parametrize("alpha", [0.9, 1.0])
+@pytest.mark.parametrize("alpha", [pytest.param(0.9, marks=SLOW), 1.0])
 def test_without_a_ridge_labels_that_can_be_fitted_have_no_minimum_of_their_own(alpha):
     """Above α = 1 least squares have V = 1/(α - 1)."""
-    learner = smi.Erm(ridge=0.0)
-    end = smi.state_evolution(smi.links.linear(0.1), alpha, learner=learner, key=KEY)
+    # points and tolerance, and so the program, of the ridges above
+    evolve = lambda alpha: solve(smi.links.linear(0.1), alpha, smi.Erm(ridge=0.0), 2**16, 1e-11)
+    end = evolve(alpha)
     assert int(end.result) == smi.Result.DIVERGED
     assert "ridge=1e-6" in end.message
     assert np.isnan(end.error)
-    end = smi.state_evolution(smi.links.linear(0.1), 1.25, learner=learner, key=KEY)
+    end = evolve(1.25)
     assert float(end.covariance[0, 0]) == pytest.approx(4.0, rel=1e-6)
 
 
@@ -341,8 +342,18 @@ def errors_on_flipped_signs(ridge):
     return end.error, exact[0, 0], end.stderrs["error"]
 
 
-def test_error_of_a_learner_leaves_out_the_noise_of_flipped_signs():
-    error, exact, bar = errors_on_flipped_signs(0.5)
+@pytest.mark.parametrize("solved", [False, pytest.param(True, marks=SLOW)])
+def test_error_of_a_learner_leaves_out_the_noise_of_flipped_signs(solved):
+    """At any order parameters, and at those of the fixed point."""
+    if solved:
+        error, exact, bar = errors_on_flipped_signs(0.5)
+    else:
+        teacher, learner = smi.links.sign(flip=0.15), smi.Erm(LINEAR, ridge=0.5)
+        settings = {"alpha": jnp.asarray(2.0), "key": KEY, "points_per_net": 1024, "nets": 8}
+        problem = LabelAverages(model=teacher, learner=learner.bind(teacher), **settings)
+        errors = jax.jit(lambda x: problem.answers(x).error)(order(0.6, 0.5, 0.8))
+        error, bar = mean_and_error(errors)
+        exact = 0.6 - 2.0 * np.sqrt(2.0 / np.pi) * 0.5 + 1.0
     assert abs(error - exact) < 5.0 * bar < 0.02 * exact
 
 

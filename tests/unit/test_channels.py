@@ -54,7 +54,14 @@ FINITE = (
     "triple sign",
     "triple committee",
 )  # labels are +1 and -1
-SLOW = ("sign product", "triple sign", "triple committee", "square plus parity")
+SLOW = (  # of each of these kinds another is fast
+    "linear",
+    "sign product",
+    "triple sign",
+    "triple committee",
+    "square plus parity",
+    "attention, 3 tokens",
+)
 NAMES = slow_but(ZOO, *(set(ZOO) - set(SLOW)))
 V_THREE = np.array([[0.7, 0.35, -0.2], [0.35, 0.4, 0.1], [-0.2, 0.1, 0.9]])
 V_TWO = V_THREE[:2, :2]

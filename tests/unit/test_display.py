@@ -28,9 +28,7 @@ def test_version_is_that_of_the_package():
 
 
 def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
-    solution = smi.state_evolution(
-        smi.links.linear(0.5), 1.0, key=KEY, iteration=smi.Iteration(2, newton=False)
-    )
+    solution = synthetic.solution(result=smi.Result.MAX_STEPS)
     shown = repr(solution)
     assert "MAX_STEPS" in shown
     assert f"{float(solution.overlap[0, 0]):.4g}" in shown

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import slow_but
 from jaxsmi.core.arrays import ClosedFunction, as_module, check_closure
 
 GLOBAL = jnp.array(2.0)
@@ -86,11 +87,16 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("build", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_arrays_of_a_function_are_leaves(build):
+# of each kind of container one; "jax Partial" and "module" are pytrees already
+FAST = ("closure", "default", "nested", "recursive", "containers", "object", "bound method",
+        "functools.partial", "jax Partial", "jax.jit", "module")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_but(FUNCTIONS, *FAST))
+def test_arrays_of_a_function_are_leaves(name):
     """Derivatives under every transformation, inside a jitted solver with the function as its
     argument."""
-    traces = []
+    traces, build = [], FUNCTIONS[name]
 
     @eqx.filter_jit
     def solver(function, z):

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import ndtr
 
 import jaxsmi as smi
-from helpers import respond
+from helpers import respond, slow_but
 from jaxsmi.channels.jumps import kinked
 from jaxsmi.numerics.refining import Budget
 
@@ -111,7 +111,7 @@ def of_steps(knots, values, y, omega, variance, noise):
     return mean / mass / np.sqrt(variance)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", slow_but(STEPS, "step", "narrow door", "staircase"))
 @pytest.mark.parametrize(("variance", "noise"), [(1.0, 0.1), (0.1, 0.1), (0.5, 1e-3)])
 def test_links_of_one_field_that_jump(name, variance, noise):
     """256 labels: within the tolerance, which is met (the gradient of a step is zero, and no sign

@@ -13,7 +13,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import jaxsmi as smi
-from helpers import gauss_legendre, z_scores
+from helpers import gauss_legendre, slow_but, z_scores
 from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Rademacher
 
 KEY = jax.random.key(0)
@@ -32,12 +32,12 @@ DIRECTION = np.array([[0.3, 0.2], [0.2, -0.4]])
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(params=PRIORS)
+@pytest.fixture(params=slow_but(PRIORS, "covariance", "singular", "sparse"))
 def prior(request):
     return PRIORS[request.param]
 
 
-@pytest.fixture(params=["rademacher", "sparse"])
+@pytest.fixture(params=slow_but(["rademacher", "sparse"], "sparse"))
 def discrete(request):
     return PRIORS[request.param]
 
