@@ -610,9 +610,10 @@ def test_links_of_straight_pieces_bring_their_proximal_point(link):
     V = 0.1 + v**2
     cost = lambda z, y, w, V: learner.sample_loss(y, z[None, None]) + (z - w) ** 2 / (2.0 * V)
     point = lambda y, w, V: learner.prox(y, w[None, None], V[None, None])[0, 0]
-    found = jax.vmap(lambda *a: cost(point(*a), *a))(y, omega, V)
+    found = jax.jit(jax.vmap(lambda *a: cost(point(*a), *a)))(y, omega, V)
     grid = jnp.linspace(-8.0, 8.0, 4001)
-    lowest = jax.vmap(lambda *a: jnp.min(jax.vmap(lambda z: cost(z, *a))(grid)))(y, omega, V)
+    of_grid = lambda *a: jnp.min(jax.vmap(lambda z: cost(z, *a))(grid))
+    lowest = jax.jit(jax.vmap(of_grid))(y, omega, V)
     assert np.all(found <= lowest + 1e-12)
     assert np.all(found >= lowest - 1e-4)  # of the grid: spacing² (1 + 1/V)
 

@@ -215,7 +215,10 @@ NUCLEAR = {  # (ρ, β): α_NN, α_PR
 
 @pytest.mark.parametrize(
     ("output", "tokens"),
-    [pytest.param(*p, marks=[SLOW] * (p in {("softmax", 3), ("softmax", 5), ("linear", 3)})) for p in RECOVERY],
+    [
+        pytest.param(*p, marks=[SLOW] * (p in {("softmax", 3), ("softmax", 5), ("linear", 3)}))
+        for p in RECOVERY
+    ],
 )
 def test_perfect_recovery(output, tokens):
     """At its threshold, which the error reaches continuously from below."""

@@ -244,7 +244,7 @@ def test_the_root_of_a_closed_form():
         (smi.priors.Gaussian(), np.pi / 4, 1.0),
         (smi.priors.Rademacher(), 0.0, 1.0),
         (smi.priors.Rademacher(), np.pi / 4, 2.0),
-        (smi.priors.BernoulliGauss(0.2), 0.0, 1.0),
+        pytest.param(smi.priors.BernoulliGauss(0.2), 0.0, 1.0, marks=pytest.mark.slow),
     ],
     ids=["Gaussian", "coordinate of signs", "oblique direction of signs", "coordinate, sparse"],
 )

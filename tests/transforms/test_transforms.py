@@ -253,11 +253,14 @@ def test_posteriors_do_not_depend_on_their_batch(model):
 
 
 def test_state_evolution_of_a_batch_is_a_loop_of_calls():
-    """On a CPU: no α waits for the others, and no sample takes their branches."""
+    """On a CPU: no α waits for the others, and no sample takes their branches. The cosine is the
+    root of the overlap."""
     solve = lambda alpha: smi.state_evolution(smi.links.sign(), alpha, key=KEY, **CHEAP)
-    pick = lambda solution: (solution.covariance, solution.steps, solution.result)
+    names = ("covariance", "steps", "result", "cosine", "overlap")
+    pick = lambda solution: tuple(getattr(solution, name) for name in names)
     batch = jax.jit(jax.vmap(lambda alpha: pick(solve(alpha))))(jnp.asarray(ALPHAS))
     one = jax.jit(lambda alpha: pick(solve(alpha)))
     loop = [one(jnp.asarray(alpha)) for alpha in ALPHAS]
     chex.assert_trees_all_close(batch, jax.tree.map(lambda *x: jnp.stack(x), *loop), rtol=1e-14)
     assert len(set(np.asarray(batch[1]))) > 1
+    np.testing.assert_allclose(batch[3][:, 0] ** 2, batch[4][:, 0, 0], rtol=1e-12)

@@ -361,12 +361,6 @@ def test_classes_are_wrong_by_the_largest_score():
     assert float(share(jnp.array([2.0]), jnp.array(1.0))) == 0.0
 
 
-def test_the_cosine_of_theory_is_the_root_of_its_overlap():
-    model, few = smi.links.linear(0.5), smi.Averages(64)
-    cosine = lambda a: smi.state_evolution(model, a, key=KEY, averages=few).cosine
-    np.testing.assert_allclose(jax.vmap(cosine)(jnp.array([1.0]))[0, 0] ** 2, 0.5, atol=1e-4)
-
-
 @pytest.mark.slow
 def test_the_cosine_of_a_learned_matrix():
     attention = smi.AttentionIndexed(2, 0.5, "linear")

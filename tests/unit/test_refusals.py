@@ -379,7 +379,6 @@ TRAINING = [
     ("loss: got .*function of", lambda: train(TWO, sample(TWO), loss=lambda p: p)),
     ("loss: got .*function of", lambda: train(TWO, sample(TWO), loss=lambda p, y: None)),
     (r"model: .*gradient.*softmax student", lambda: train(HARDMAX, sample(HARDMAX))),
-    (r"model: .*gradient.*softmax student", lambda: train(SIGN, sample(SIGN))),
 ]
 SGD_ROWS = [
     ("encoding", lambda: sequence(length=3, encoding="paired")),
@@ -517,9 +516,10 @@ THRESHOLDS = [
     # priors that tie an oblique direction to others
     ("model: .*oblique", lambda: oblique(Rademacher(), np.pi / 4)),
     ("model: .*oblique", lambda: oblique(Rademacher(), np.arctan(0.5))),
-    ("model: .*oblique", lambda: oblique(BernoulliGauss(0.2), np.pi / 4)),
 ]  # fmt: skip
 LONG = [  # seconds each: a model's averages or its spectrum are compiled before
+    (r"model: .*gradient.*softmax student", lambda: train(SIGN, sample(SIGN))),
+    ("model: .*oblique", lambda: oblique(BernoulliGauss(0.2), np.pi / 4)),
     ("weight_decay", lambda: flow(rate=SGD.Rule(0.0, weight_decay=0.1))),
     ("M", lambda: flow(start=(ZERO, EYE))),
     ("M", lambda: flow(SEMANTIC, 0.0)),

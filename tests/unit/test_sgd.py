@@ -75,7 +75,8 @@ EXPONENTS = {
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(EXPONENTS, *(set(EXPONENTS) - {"He2 He3", "difference", "linear hides product"}))
+    "name",
+    slow_but(EXPONENTS, *(set(EXPONENTS) - {"He2 He3", "difference", "linear hides product"})),
 )
 def test_information_exponents(name):
     """[theory: online-sgd, Table 9]: to its last digit."""

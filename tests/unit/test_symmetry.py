@@ -110,7 +110,7 @@ def test_align_is_the_closest_of_all_signed_permutations(word, n):
     (symmetry,) = model.symmetry
     rng = np.random.default_rng(n)
     group = np.array(list(signed_orders(word, n)))
-    for _ in range(8):
+    for _ in range(20):
         estimate, teacher = rng.standard_normal((2, n, 6))
         aligned = smi.align(estimate, teacher, model)
         least = np.linalg.norm(group @ estimate - teacher, axis=(1, 2)).min()
