@@ -57,4 +57,5 @@ def _drops_exceptions(frame: types.FrameType) -> bool:
     """Python drops what callbacks of its garbage collector and of weak references raise; JAX has
     one that runs at each collection."""
     callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
-    return frame.f_code in callbacks or frame.f_globals.get("__name__") == "weakref"
+    module = frame.f_globals.get("__name__")
+    return frame.f_code in callbacks or module in ("weakref", "_weakrefset")
