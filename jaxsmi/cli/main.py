@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from cyclopts import (
     App,
+    CoercionError,
     CycloptsError,
     MissingArgumentError,
     Parameter,
@@ -101,7 +102,10 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
         app.usage, app.group_commands = f"Usage: {begin} MODEL", "Models"
     asks = any(word in ("-h", "--help", "--version") for word in rest)
     if choices and not asks and (not rest or rest[0][:1] == "-"):
-        raise CycloptsError(msg=f"A {_kind(place)} is needed: {', '.join(choices)}.")
+        known = ["--help"] if place.name else ["--help", "--version"]
+        close = difflib.get_close_matches("".join(rest[:1]), known, 1)
+        said = f" Did you mean {close[0]}?" if close else ""
+        raise CycloptsError(msg=f"A {_kind(place)} is needed: {', '.join(choices)}.{said}")
     for choice, summary in choices.items():
         app.command(_stub, name=choice, help=summary)
     if not choices:
@@ -216,6 +220,12 @@ def _plain(error: CycloptsError, kind: str) -> str:
         return f"A value of {error.argument.name} is needed."
     if isinstance(error, UnusedCliTokensError):
         return f'"{" ".join(error.unused_tokens or [])}" belongs to no flag.'
+    if isinstance(error, CoercionError) and error.token and "," in error.token.value:
+        flag, word = error.token.keyword or "", error.token.value
+        several = error.argument is not None and "tuple" in str(error.argument.hint)
+        spaced = f"{flag} {word.replace(',', ' ')}"
+        write = spaced if several else f"--vary {flag.removeprefix('--')}={word}"
+        return f"{flag}: got {word}; for several values write {write}."
     sentence = " ".join(str(error).split())
     return re.sub(r"(Unknown|Available) command", rf"\1 {kind}", sentence)
 

@@ -174,11 +174,12 @@ def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
     count, done = len(grid.rows), len(solved)
     text = f"{count} rows of {len(grid.alpha)} alpha; {done} are solved."
     data: dict[str, Any] = {"rows": count, "solved": done}
-    # the first row also compiles: a mean over it is too long rather than too short
+    # some rows also compiled: their mean is too long rather than too short
     seconds = [float(row["seconds"]) for row in solved.values()]
     if 0 < done < count:
         data["seconds_left"] = float(np.mean(seconds)) * (count - done)
-        text += f" About {data['seconds_left']:.3g} s left, {np.mean(seconds):.3g} s a row."
+        text += f" About {data['seconds_left']:.3g} s left, {np.mean(seconds):.3g} s a row"
+        text += ", compilation included."
     elif not done:
         text += " The time can be told once a row is solved in the folder --out."
     size = grid.data_bytes()
@@ -236,13 +237,18 @@ def read_grid(file: pathlib.Path) -> Grid:
     Raises:
         ValueError: For an entry that cannot be read.
         FileNotFoundError: Where there is no file.
+        IsADirectoryError: For a folder.
     """
     try:
         return _grid(tomllib.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError as failure:
         raise FileNotFoundError(f"{file}: no such file.") from failure
+    except IsADirectoryError as failure:
+        raise IsADirectoryError(f"{file}: a folder; allowed: a TOML file.") from failure
     except ValueError as failure:  # also of TOML, and of the model
         sentence = str(failure)
+        if sentence.startswith("Invalid value"):  # of TOML: most often a word without quotes
+            sentence += '; a word needs quotes, as in model = "sign"'
         raise ValueError(f"{file}: {sentence}{'' if sentence[-1] in '.?' else '.'}") from failure
 
 

@@ -58,6 +58,8 @@ def started(*words):
     ("words", "said"),
     [
         ([], "A command is needed"),
+        (["--versoin"], "Did you mean --version? (see"),
+        (["gamp", "--hlep"], "Did you mean --help? (see"),
         (["gamp"], "A model is needed"),
         (["gamp", "--alpha", "1"], "A model is needed: deep-attention, "),
         (["sgd", "--alpha", "1"], "A command is needed: flow, "),
@@ -68,6 +70,8 @@ def started(*words):
         (["gamp", "deep-atention"], 'Did you mean "deep-attention"?'),
         (["gamp", "sign", "--aplha", "2"], "Did you mean --alpha?"),
         (["gamp", "sign", "--alpha", "x"], "--alpha"),
+        (["gamp", "sign", "--alpha", "0.5,1"], "for several values write --vary alpha=0.5,1."),
+        (["state-evolution", "sign", "--alpha", "0.5,1"], "several values write --alpha 0.5 1."),
         (["state-evolution", "sign", "--alfa", "1"], "no flag --alfa here. Did you mean --alpha?"),
         (["gamp", "sign", "--depth", "2"], "no flag --depth here. It belongs to deep-attention."),
         (["gamp", "sign", "3"], '"3" belongs to no flag'),
@@ -257,6 +261,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
     rows[1].unlink()
     said = call(capsys, "sweep", grid, "--dry-run", "--out", tmp_path / "out")[1]
     assert "4 rows of 2 alpha; 3 are solved. About" in said
+    assert "s a row, compilation included." in said
     grid.write_text(GRID.replace("\n", '\nsolver = "gamp"\n', 1) + "[settings]\ndimension = 300\n")
     found = json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])
     # inputs (300, 1, 300), labels and a teacher of 300 numbers, in float64, and a few more
@@ -270,6 +275,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        ('"linear"', "linear", "grid.toml: Invalid value (at line 2, column 9); a word needs quo"),
         ('"linear"', '"linnear"', "grid.toml: model: got 'linnear'; allowed: one of deep-att"),
         ("noise =", "nose =", "grid.toml: [parameters] nose is unknown: did you mean noise?"),
         ("noise =", "width =", "[parameters] width is unknown; allowed: noise, tokens, prior."),
@@ -295,9 +301,11 @@ def test_a_wrong_entry_of_a_file_is_named(capsys, tmp_path, old, new, said):
     assert not (tmp_path / "results").exists()
 
 
-def test_a_missing_file_is_named(capsys):
+def test_a_missing_file_is_named(capsys, tmp_path):
     said = "jaxsmi sweep: nofile.toml: no such file.\n"
     assert call(capsys, "sweep", "nofile.toml") == (2, "", said)
+    said = f"jaxsmi sweep: {tmp_path}: a folder; allowed: a TOML file.\n"
+    assert call(capsys, "sweep", tmp_path) == (2, "", said)
 
 
 def test_settings_of_a_file_are_those_of_records(tmp_path):
