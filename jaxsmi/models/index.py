@@ -102,11 +102,11 @@ class IndexModel(AbstractModel, AbstractTeacher):
         columns have d continuous numbers on average: P, of a sparse prior P times its density."""
         fixed = self.channel.constraints
         allowed = (
-            "a noiseless model whose label fixes some combinations of its fields, such as "
-            "attention with one head in the last layer, tied of rank one or two or untied of rank "
-            "one"
+            "labels without noise of phase retrieval, a product, ReLU, or attention with one head "
+            "in the last layer, tied of rank one or two or untied of rank one"
         )
-        check(fixed is not None, "model", title(self), allowed)
+        given = f"{title(self)}, whose labels fix no combination of its fields"
+        check(fixed is not None, "model", given, allowed)
         assert fixed is not None
         traits = self.prior.traits
         check(not traits.discrete, "model", self.prior, "a prior with a continuous part")

@@ -510,7 +510,7 @@ SPECTRA = [
 ]  # fmt: skip
 THRESHOLDS = [
     ("model: .*noiseless link", lambda: smi.weak_recovery(smi.links.product(3), key=KEY)),
-    ("model", lambda: smi.recovery_threshold(SIGN)),
+    ("model: got sign, whose labels fix", lambda: smi.recovery_threshold(SIGN)),
     (".*prior", lambda: smi.recovery_threshold(smi.links.phase_retrieval(prior=Rademacher()))),
     ("alpha: .*increasing", lambda: smi.first_order(MODULUS, key=KEY, alpha=[2.0, 1.0, 3.0])),
     # priors that tie an oblique direction to others
