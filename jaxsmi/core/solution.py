@@ -105,7 +105,8 @@ class Solution(Described):
         ends: For a run with several starts: all `Ends`, of which this is the best.
         weights: The estimate (P, D); None in theory.
         state: What is needed to continue a run.
-        stderrs: In theory, standard errors of other numbers, by their names and "cosine".
+        stderrs: In theory, standard errors of other numbers by their names, such as "error" and
+            "cosine".
         model: The problem, so that a file or a figure can say how it was made.
         key: The randomness, for the same purpose.
         kind: What ran: "state_evolution", "gamp", "spectral", "train", "descent_theory" or
@@ -199,7 +200,7 @@ class Solution(Described):
         overlaps = [format_estimate(self.overlap[p, p], self.stderr[p, p]) for p in range(P)]
         columns = [["", *index_names(self.model, P)], ["overlap", *overlaps]]
         if concrete(self.overlap) and bool(np.all(np.isfinite(cosine := self.cosine))):
-            errors = self.stderrs.get("cosine")  # of a learner in theory
+            errors = self.stderrs.get("cosine")  # in theory
             shown = map(number, cosine) if errors is None else map(format_estimate, cosine, errors)
             columns.append(["cosine", *shown])
         return describe(title, facts, list(zip(*columns, strict=True)), remark)

@@ -163,6 +163,8 @@ def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
     masked = lambda a: jnp.where(lost, missing(), a)
     stderrs = jax.tree.map(lambda a: masked(jnp.where(recovered, 0.0, a)), end.stderrs)
     stderr = stderrs.pop("overlap")
+    if "cosine" not in stderrs:  # of Bayes it is √(Q/ρ)
+        stderrs["cosine"] = masked(_cosine_error(numbers, stderr))
     return problem.solution(
         **jax.tree.map(masked, numbers),
         stderrs=stderrs,
@@ -177,6 +179,15 @@ def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
         key=problem.key,
         kind="state_evolution",
     )
+
+
+def _cosine_error(numbers: Numbers, stderr: Array) -> Array:
+    """The error of √(Q/ρ) of each index, finite at Q = 0; NaN where that of Q is."""
+    Q, V, bar = (jnp.diagonal(x) for x in (numbers["overlap"], numbers["covariance"], stderr))
+    known = jnp.isfinite(Q) & jnp.isfinite(V) & jnp.isfinite(bar) & (Q + V > 0.0)
+    # roots of NaN stop with jax_debug_nans
+    Q, rho, safe = (jnp.where(known, x, 1.0) for x in (jnp.maximum(Q, 0.0), Q + V, bar))
+    return jnp.where(known, (jnp.sqrt(Q + safe) - jnp.sqrt(Q)) / jnp.sqrt(rho), missing())
 
 
 def _at_recovery(numbers: Numbers, recovered: Array) -> Numbers:

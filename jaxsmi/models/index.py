@@ -109,7 +109,8 @@ class IndexModel(AbstractModel, AbstractTeacher):
         check(fixed is not None, "model", given, allowed)
         assert fixed is not None
         traits = self.prior.traits
-        check(not traits.discrete, "model", self.prior, "a prior with a continuous part")
+        allowed = "a prior with a continuous part (of a discrete one ask smi.first_order)"
+        check(not traits.discrete, "model", self.prior, allowed)
         free = jnp.asarray(self.indices, theory_dtype())
         if not traits.continuous:
             column = self.prior.column(self.indices)

@@ -211,7 +211,12 @@ class FirstOrder(Described):
         """The sentences that go with the result codes (outside jit and vmap)."""
         thresholds = (self.spinodal, self.information_theoretic, self.algorithmic)
         said = dict.fromkeys(x.message for x in thresholds if x is not None)
-        return "\n".join(said) or "The branches agree at all α of the grid: no transition."
+        spacing = number(jnp.max(jnp.diff(self.alpha)))
+        none = (
+            f"The branches agree at all {len(self.alpha)} α of the grid: no transition, or one "
+            f"that is narrower than its spacing, at most {spacing}."
+        )
+        return "\n".join(said) or none
 
     def _text(self) -> str:
         names = ("spinodal", "information_theoretic", "algorithmic")
@@ -221,7 +226,9 @@ class FirstOrder(Described):
         shown = lambda x: ends.get(float(x.alpha), format_estimate(x.alpha, x.stderr))
         rows = [[name, shown(x)] for name, x in found.items() if x]
         grid = f"α on a grid of {len(self.alpha)} points"
-        return describe(f"Transition: {self.kind}", [grid], [["", "α"], *rows])
+        table = [["", "α"], *rows] if rows else []
+        remark = "" if rows else self.message
+        return describe(f"Transition: {self.kind}", [grid], table, remark)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw Q of each index against α: the uninformed branch as a line up to the algorithmic
@@ -320,8 +327,8 @@ def first_order(
     distinct = np.asarray(both.distinct)
     recovered = np.asarray(both.results)[distinct, 1] == Result.RECOVERED
     allowed = (
-        "a Gaussian or a discrete prior, as recovery is perfect here (the free entropy of others "
-        "diverges)"
+        "a Gaussian prior or smi.priors.Rademacher, as recovery is perfect here (the free entropy "
+        "of others diverges, or is not known to be finite)"
     )
     finite = prior.traits.continuous or prior.traits.discrete or not recovered.any()
     check(finite, "model", prior, allowed)

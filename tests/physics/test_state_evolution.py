@@ -149,6 +149,7 @@ def test_linear_channel_with_noise_matches_its_closed_form(tokens, newton):
             assert result(solution) == Result.SUCCESS
             assert abs(float(solution.overlap[0, 0]) - linear_overlap(load, noise)) < 1e-8
             assert float(solution.stderr[0, 0]) < 1e-10
+            assert float(solution.stderrs["cosine"][0]) < 1e-10 / np.sqrt(solution.overlap[0, 0])
             if not newton:
                 overlaps = solution.trajectory["overlap"][:, 0, 0]
                 qhat = load / (1.0 - overlaps[:-1] + noise)
@@ -391,6 +392,8 @@ def test_reported_standard_errors_are_those_of_independent_keys(model, alpha):
     keys = jax.random.split(jax.random.key(21), 24)
     runs = [run(key=key, iteration=smi.Iteration(tolerance=1e-5)) for key in keys]
     assert all(result(run) == Result.SUCCESS for run in runs)
+    cosines, bars = np.array([(run.cosine[0], run.stderrs["cosine"][0]) for run in runs]).T
+    assert 8 < np.sum((cosines - cosines.mean()) ** 2) / np.mean(bars**2) < 65
     values, errors = np.array([(run.overlap[0, 0], run.stderr[0, 0]) for run in runs]).T
     chi2 = np.sum((values - values.mean()) ** 2) / np.mean(errors**2)
     assert 8 < chi2 < 65

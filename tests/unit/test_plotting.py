@@ -56,6 +56,12 @@ def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
     assert labels(ax) == [f"layer {p}, {kind}" for p in (1, 2) for kind in kinds]
 
 
+@pytest.mark.parametrize("ax", ["x", Figure(), np.array([None])])
+def test_axes_are_axes(ax):
+    with pytest.raises(ValueError, match="ax: got .* allowed: axes of matplotlib"):
+        synthetic.solution().plot(ax)
+
+
 def test_an_index_has_one_colour_and_each_call_its_own_lines_and_names(ax):
     first, second = synthetic.solution(), synthetic.solution("gamp", alpha=2.0)
     plotting.overlap_against_iteration(theory=first, ax=ax)

@@ -102,6 +102,8 @@ def canvas(columns: int = 1, rows: int = 1, height: float = 2.55) -> Figure:
 
 def axes_or_new(ax: Axes | None) -> Axes:
     """`ax`, or the axes of a new figure one column wide."""
+    allowed = "axes of matplotlib, such as those of plt.subplots()[1], or None"
+    check(ax is None or hasattr(ax, "get_xlabel"), "ax", ax, allowed)
     return ax or import_pyplot().subplots(figsize=(COLUMN, 2.7), layout="constrained")[1]
 
 
