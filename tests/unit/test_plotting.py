@@ -58,7 +58,7 @@ def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
 
 @pytest.mark.parametrize("ax", ["x", Figure(), np.array([None])])
 def test_axes_are_axes(ax):
-    with pytest.raises(ValueError, match="ax: got .* allowed: axes of matplotlib"):
+    with pytest.raises(ValueError, match=r"ax: got .* allowed: axes of matplotlib"):
         synthetic.solution().plot(ax)
 
 
