@@ -213,8 +213,9 @@ def _overlaps(results: xarray.Dataset) -> str:
 def _of_sweep(results: xarray.Dataset, rows: int) -> Report:
     codes = results.result.values
     messages = list(dict.fromkeys(word for word in results.message.values.flat if word))
+    sizes = [f"{name} {n}" for name, n in results.sizes.items() if name != "index_"]
     text = [
-        f"{rows} rows, {', '.join(f'{name} {n}' for name, n in results.sizes.items())}.",
+        f"{rows} rows, {', '.join(sizes)}.",
         f"Results: {counts(codes)}.",
         _overlaps(results),
         *messages[:5],

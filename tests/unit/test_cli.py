@@ -254,6 +254,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
     assert json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])["rows"] == 4
     code, said, err = call(capsys, "sweep", grid, "--out", out)
     assert (code, err) == (0, "")
+    assert said.startswith("4 rows, noise 4, seed 1, alpha 2, index 1.\n")
     assert "noise  alpha  overlap" in said
     assert "0.8    1      0.42" in said
     rows = sorted((out / "rows").glob("row-*.npz"))
