@@ -161,7 +161,10 @@ def sweep(
     folder = None if out is None else out / "rows"
     count = len(grid.rows)
     if dry_run:
-        solved = sweeps.solved_rows(grid, folder) if folder is not None else {}
+        solved = {}
+        if folder is not None:
+            sweeps.check_folder(grid, folder)
+            solved = sweeps.solved_rows(grid, folder)
         yield _forecast(grid, solved)
         return
     where = scheduler or validate.count("workers", workers, 0) or None

@@ -192,15 +192,21 @@ def _file(number: int) -> str:
 def _claim(folder: pathlib.Path, grid: Grid) -> None:
     """Write the description of the sweep into the folder, or compare it with the one there."""
     make_folder(folder)
+    check_folder(grid, folder)
     path = folder / "sweep.json"
-    # as it is read back: JSON has no tuples
-    description = json.loads(json.dumps(grid.description()))
-    now = provenance()
     if not path.exists():
         with atomic_write(path) as temporary:
-            text = json.dumps({"sweep": description, **now}, indent=1)
+            text = json.dumps({"sweep": grid.description(), **provenance()}, indent=1)
             temporary.write_text(text, encoding="utf-8")
+
+
+def check_folder(grid: Grid, folder: pathlib.Path) -> None:
+    """Raise a ValueError for the folder of another sweep; it need not exist."""
+    path = folder / "sweep.json"
+    if not path.exists():
         return
+    # as it is read back: JSON has no tuples
+    description = json.loads(json.dumps(grid.description()))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         other = dict(content["sweep"])
@@ -210,9 +216,10 @@ def _claim(folder: pathlib.Path, grid: Grid) -> None:
     differing = [name for name, value in description.items() if other.get(name, ...) != value]
     allowed = f"an empty folder, or one of the same sweep: it differs in {', '.join(differing)}"
     validate.check(not differing, "out", str(folder), allowed)
-    if content.get("jaxsmi") != now["jaxsmi"]:
-        versions = f"version {content.get('jaxsmi')}, and goes on with {now['jaxsmi']}"
-        warnings.warn(f"{folder} was begun by {versions}.", stacklevel=4)
+    begun, now = content.get("jaxsmi"), provenance()["jaxsmi"]
+    if begun != now:
+        versions = f"version {begun}, and goes on with {now}"
+        warnings.warn(f"{folder} was begun by {versions}.", stacklevel=5)
 
 
 def solved_rows(grid: Grid, folder: pathlib.Path) -> dict[int, Row]:

@@ -263,6 +263,11 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
     said = call(capsys, "sweep", grid, "--dry-run", "--out", tmp_path / "out")[1]
     assert "4 rows of 2 alpha; 3 are solved. About" in said
     assert "s a row, compilation included." in said
+    grid.write_text(GRID.replace("\n", "\nseeds = 2\n", 1))  # another sweep
+    refused = [call(capsys, "sweep", grid, "--out", out, *more) for more in ((), ("--dry-run",))]
+    assert refused[0] == refused[1]
+    assert refused[0][:2] == (2, "")
+    assert "it differs in seeds." in refused[0][2]
     grid.write_text(GRID.replace("\n", '\nsolver = "gamp"\n', 1) + "[settings]\ndimension = 300\n")
     found = json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])
     # inputs (300, 1, 300), labels and a teacher of 300 numbers, in float64, and a few more
