@@ -299,9 +299,12 @@ def first_order(
         'none'
 
     Cost:
-        Two compilations of a fixed point (5 to 15 s each), two fixed points for each α and about 50
-        for each net. Half a minute on one core for signs of Rademacher weights, 40 s for
-        `Bilinear(output="absolute")`. It runs outside jit.
+        Two compilations of a fixed point (5 to 15 s each), two or three fixed points for each α of
+        the grid, and as many for each net and each of up to three bisections of nine halvings or
+        more. A fixed point takes a few steps away from the ends of the branches, and up to
+        `max_steps` next to them, where the bisections are. Half a minute on one core for signs of
+        Rademacher weights, 40 s for `Bilinear(output="absolute")`; a grid with a narrow transition
+        inside takes minutes: begin with fewer points and nets. It runs outside jit.
 
     Source:
         [theory: multi-index, section 7.5].
