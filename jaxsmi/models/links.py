@@ -22,6 +22,7 @@ Source: [BKMMZ19; TDDZLK24; theory: multi-index, section 3].
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -255,7 +256,7 @@ def sign_committee(
     name = f"sign_committee({k})"
     # no channel is written for more members: those models sample
     if k > MOST_FIELDS:
-        link = lambda z: _vote(jnp.sum(jnp.sign(z)), k, majority)
+        link = functools.partial(_committee, k, majority)
         return MultiIndex(link, indices=k, noise=noise, prior=prior, name=name)
     values = _vote(sign_patterns(k).sum(axis=1), k, majority)
     channel = orthant_channel(values, _unless_zero(noise, variance), k, _unless_zero(flip, p))
@@ -266,6 +267,10 @@ def _vote(total: Any, k: int, majority: bool) -> Any:
     # known numbers stay known inside jit
     sign = np.sign if isinstance(total, np.ndarray) else jnp.sign
     return sign(total) if majority else total / k
+
+
+def _committee(k: int, majority: bool, z: Array) -> Array:
+    return _vote(jnp.sum(jnp.sign(z)), k, majority)
 
 
 def product(k: int = 2, prior: Prior = None) -> MultiIndex:

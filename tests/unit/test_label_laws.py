@@ -1,5 +1,7 @@
 """Random labels and pieces of straight lines: responses, labels, and runs."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +96,18 @@ LINKS = {name: getattr(smi.links, name) for name in READY} | {
     "softmax": lambda: smi.links.softmax(2),
     "attention": lambda: smi.DeepAttention(1, 2),
 }
+
+
+# five members have a link, and no channel
+PICKLED = LINKS | {"sign_committee": lambda: smi.links.sign_committee(5)}
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_links_are_pickled(name):
+    model = PICKLED[name]()
+    copy = pickle.loads(pickle.dumps(model))
+    assert jax.tree.structure(copy) == jax.tree.structure(model)
+    jax.tree.map(np.testing.assert_array_equal, copy, model)
 
 
 # one link of each channel that is decided when the link is made
