@@ -183,9 +183,10 @@ case(
     smi.links.piecewise_linear, PIECES, {"slopes": ("offsets",)},
     slopes="array", offsets="array", knots="array",
 )  # fmt: skip
-for model in (LINEAR, SCORES):
-    sizes = {"key": KEY, "dimension": 6, "alpha": 0.5}
-    case(model.sample, sizes, directions="object", inputs="choice")
+# a teacher: directions are looked at beside it, and it would be drawn first
+for model, given in ((LINEAR, {"teacher": TEACHER}), (SCORES, {})):
+    sizes = {"key": KEY, "dimension": 6, "alpha": 0.5} | given
+    case(model.sample, sizes, directions="object", teacher="array?", inputs="choice")
 # bayes: of a solution with a covariance only
 case(LINEAR.predict, {"solution": TEACHER, "inputs": INPUTS}, solution="array", bayes=None)
 WIDE_CALL = {"solution": np.eye(6), "inputs": WIDE.inputs}
