@@ -114,6 +114,7 @@ class Command(NamedTuple):
         learner: True: the argument `learner` is made of flags, too.
         models: False: the next word is no model.
         runs: True: several keys make several runs.
+        grid: True: several α are the grid of one call, not one call each.
         summary: What it does. Default: the first sentence of the function's docstring.
     """
 
@@ -121,6 +122,7 @@ class Command(NamedTuple):
     learner: bool = False
     models: bool = True
     runs: bool = False
+    grid: bool = False
     summary: str = ""
 
 
@@ -140,7 +142,7 @@ COMMANDS: dict[str, Command] = {
     "spectral-overlap": Command("inference.spectral_theory:spectral_overlap"),
     "weak-recovery": Command("thresholds.weak:weak_recovery"),
     "staircase": Command("thresholds.stairs:staircase"),
-    "first-order": Command("thresholds.transitions:first_order"),
+    "first-order": Command("thresholds.transitions:first_order", grid=True),
     "recovery-threshold": Command("thresholds.transitions:recovery_threshold"),
     "train": Command("descent.training:train", runs=True),
     "descent-theory": Command("sgd.multi_pass:descent_theory"),

@@ -27,6 +27,7 @@ from jaxsmi.core.options import setup, user_cache
 from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import Solution, Threshold, index_names
 from jaxsmi.thresholds.stairs import Stairs
+from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting, storage
 from jaxsmi.workbench.storage import (
     atomic_write,
@@ -155,7 +156,7 @@ def _axis(words: CommandLine) -> tuple[str, list[Any]]:
         return name, [_number(word) for word in listed.split(",")]
     alpha = words.values.get("alpha")
     # the call takes one α; several are a curve
-    single = "alpha" in flags and flags["alpha"].path == ("alpha",)
+    single = "alpha" in flags and flags["alpha"].path == ("alpha",) and not words.command.grid
     if single and isinstance(alpha, tuple) and len(alpha) > 1:
         return "alpha", sorted(set(alpha))
     return "", []
@@ -230,9 +231,11 @@ def report(result: Any) -> Report:
         return Report({"thresholds": plain(steps)} | message, text, stored)
     data = plain(result)
     arrays = named_leaves(data)
-    text = repr(result) if isinstance(result, Solution) else _lines(arrays)
+    text = repr(result) if isinstance(result, Solution | FirstOrder) else _lines(arrays)
     data = data if isinstance(data, dict) else {"value": data}
-    return Report(data, text, lambda: storage.arrays(arrays))
+    axes = lambda figure: result.plot(figure.subplots())
+    draw = axes if isinstance(result, FirstOrder) else None
+    return Report(data, text, lambda: storage.arrays(arrays), draw)
 
 
 def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:

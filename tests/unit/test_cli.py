@@ -385,6 +385,14 @@ def test_ctrl_c_of_a_terminal_says_which_rows_are_kept(delay, tmp_path):
 
 
 @pytest.mark.slow
+def test_several_alpha_are_the_grid_of_a_transition(capsys):
+    words = ("first-order", "linear", "--noise", 0.1, "--alpha", 0.1, 0.5, 2.0, "--points", 512)
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    assert "on a grid of 3 points" in out
+
+
+@pytest.mark.slow
 def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_raised_after_it():
     """Python drops what such a callback raises; JAX has one."""
     rung = []

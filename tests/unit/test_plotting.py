@@ -217,6 +217,9 @@ def test_other_errors_of_learners_are_drawn_in_the_order_of_their_curves(ax):
     np.testing.assert_array_equal(bare.lines[0].get_ydata(), shares[jnp.array([1, 2, 0])])
     other = plotting.risk_against_alpha(curves, words["labels"], ax.figure.add_subplot())
     assert other.get_ylabel() == "mean squared error"
+    for quantity in ("test_loss", "cosine", "eror"):
+        with pytest.raises(ValueError, match=f"quantity: got '{quantity}'"):
+            plotting.risk_against_alpha(curves, words["labels"], ax, quantity=quantity)
 
 
 def test_runs_of_a_learner_are_markers_in_the_colour_of_its_theory(ax):
@@ -262,6 +265,12 @@ def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds
     assert len(ax.collections) + len(ax.patches) == 3  # their intervals
     names = ["uninformed", "informed", "spinodal", "information-theoretic", "algorithmic"]
     assert labels(ax) == names
+    # another one on the same axes: a threshold has one style, branches have colours of their own
+    found.plot(ax)
+    assert labels(ax) == [*names, "uninformed (2)", "informed (2)"]
+    others = [line for line in ax.lines[5:] if line.get_gid() == "threshold"]
+    assert [x.get_linestyle() for x in others] == [x.get_linestyle() for x in lines]
+    assert ax.lines[5].get_color() != lower.get_color()
     # outside the grid
     ends = FirstOrder("first order", of(jnp.inf), of(0.0), of(0.0), grid, Q, informed)
     assert labels(ends.plot(ax.figure.add_subplot())) == names[:2]

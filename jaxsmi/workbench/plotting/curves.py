@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -365,13 +366,19 @@ def risk_against_alpha(
         The axes.
 
     Raises:
-        ValueError: Without a curve, or with another number of labels or values.
+        ValueError: Without a curve, with another number of labels or values, or for a quantity
+            that one of the solutions does not have.
         ImportError: Without matplotlib, with the remedy.
     """
     check(len(curves) > 0, "curves", "none", "at least one")
     check(len(curves) == len(labels), "labels", labels, f"{len(curves)} of them")
     curves = [[curve] if isinstance(curve, Solution) else list(curve) for curve in curves]
     if values is None:
+        points = [x for c in curves for x in c]
+        found = [getattr(x, str(quantity), None) for x in points]
+        known = [eqx.is_array_like(x) and np.shape(x) == () for x in found]  # pyright: ignore
+        allowed = 'a number of all solutions, such as "error" (Bayes has no "test_loss")'
+        check(all(known), "quantity", quantity, allowed)
         error_of = lambda x: (getattr(x, quantity), x.stderrs.get(quantity, 0.0))
         values = [Estimate(*np.array([error_of(x) for x in c], float).T) for c in curves]
     bare = lambda x: Estimate(*np.array([x, np.zeros(np.shape(x))], float))
@@ -465,9 +472,11 @@ def threshold(critical: Threshold, ax: Axes | None = None, label: str | None = N
     ax = drawing.axes_or_new(ax)
     alpha, (low, high) = float(critical.alpha), critical.interval()
     if np.isfinite(alpha):
-        drawn = sum(earlier.get_gid() == _THRESHOLD for earlier in ax.lines)
-        look = {"lw": 0.8, "ls": _THRESHOLDS[drawn % len(_THRESHOLDS)], "gid": _THRESHOLD}
-        ax.axvline(alpha, color=INK, label=label, **look)
+        before = [x for x in ax.lines if x.get_gid() == _THRESHOLD]
+        styles = {str(x.get_label()): x.get_linestyle() for x in before}
+        # one style a label: a legend shows each once
+        style = styles.get(str(label), _THRESHOLDS[len(styles) % len(_THRESHOLDS)])
+        ax.axvline(alpha, color=INK, label=label, lw=0.8, ls=style, gid=_THRESHOLD)
         if np.isfinite(low):
             ax.axvspan(low, high, color=INK, alpha=0.2, lw=0)
         if label is not None:
@@ -486,15 +495,15 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
     # the uninformed branch ends at the algorithmic threshold, the informed one begins at the
     # spinodal: no line there joins one branch to the other
     branches = {"uninformed": found.algorithmic, "informed": found.spinodal}
-    indices = found.informed.shape[1]
+    indices, call = found.informed.shape[1], _call(ax)
     for p in range(indices):
         for k, (branch, jump) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
             if jump is not None and np.isfinite(float(jump.alpha)):
                 at = np.searchsorted(alpha, float(jump.alpha))
                 alpha, Q = np.insert(alpha, at, float(jump.alpha)), np.insert(Q, at, np.nan)
-            label = f"index {p + 1}, {branch}" if indices > 1 else branch
-            ax.plot(alpha, Q, color=colour(p), marker=".", ms=3.5, label=label, **line(k))
+            look = _look(f"index {p + 1}" if indices > 1 else "", branch, call) | line(k)
+            ax.plot(alpha, Q, color=colour(p + call * indices), marker=".", ms=3.5, **look)
     for name in ("spinodal", "information_theoretic", "algorithmic"):
         critical = getattr(found, name)
         if critical is not None and float(critical.alpha) > 0.0:
