@@ -164,7 +164,8 @@ def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
     stderrs = jax.tree.map(lambda a: masked(jnp.where(recovered, 0.0, a)), end.stderrs)
     stderr = stderrs.pop("overlap")
     if "cosine" not in stderrs:  # of Bayes it is √(Q/ρ)
-        stderrs["cosine"] = masked(_cosine_error(numbers, stderr))
+        # frozen, as all error bars: the root has no derivative at Q = 0
+        stderrs["cosine"] = masked(_cosine_error(frozen(numbers), stderr))
     return problem.solution(
         **jax.tree.map(masked, numbers),
         stderrs=stderrs,

@@ -330,12 +330,6 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:
 _MAX_NODES = 2**20  # empirical: bounds time and memory of one label
 # error of the sum of probabilities that counts as rounding: float32 likelihoods, many outcomes
 _SUM_ROUNDING = 1e-4
-# draws of a sampler that are compared with its likelihood, at fields of so many distances (the
-# noise is about one of them); a contradiction are six standard errors, and 1 % of the variance of
-# the fields (empirical: a scale wrong by a fifth is found, of Gaussian and of Laplace noise)
-_CHECK_DRAWS = 14400
-_CHECK_LENGTHS = 2.0 ** -np.arange(-1, 10, 2)
-_CHECK_BARS, _CHECK_GAP = 6.0, 0.01
 
 
 class MultiIndex(IndexModel):
@@ -612,39 +606,6 @@ def _likelihood(
     return Likelihood(law, as_module(validate.function("sampler", sampler, "one of (key, fields)")))
 
 
-def _check_draws(labels: Likelihood, indices: int, tokens: int) -> None:
-    """Raise a ValueError for a sampler that does not draw from the likelihood.
-
-    Fields are z + ℓ x w with x on a grid, for lengths ℓ one of which is about the noise. A label is
-    drawn at one of them. Given it, x has a mean m and a variance v, with E[x - m] = 0,
-    E[(x - m) m] = 0 and E[(x - m)² - v] = 0 (Nishimori).
-    """
-    law, sampler = labels.log_likelihood, labels.sampler
-    assert law is not None
-    assert sampler is not None
-    start, way = np.random.default_rng(0).standard_normal((2, indices, tokens))
-    z = jnp.asarray(start)
-    if not concrete(law(jnp.asarray(sampler(jax.random.key(0), z), z.dtype), z)):  # traced
-        return
-    x = np.linspace(-1.5, 1.5, 9)
-    true = np.tile(np.arange(len(x)), _CHECK_DRAWS // len(x))
-    for number, length in enumerate(_CHECK_LENGTHS):
-        fields = jnp.asarray(start + np.multiply.outer(length * x, way))
-        keys = jax.random.split(jax.random.key(number), len(true))
-        y = jnp.asarray(jax.vmap(sampler)(keys, fields[true]), z.dtype)
-        odds = jax.nn.softmax(jax.vmap(jax.vmap(law, (None, 0)), (0, None))(y, fields))
-        odds = np.nan_to_num(np.asarray(odds))  # of labels that are not possible
-        mean, square = odds @ x, odds @ x**2
-        miss = x[true] - mean
-        gaps = np.array([miss, miss * mean, miss**2 - square + mean**2])
-        bars = np.std(gaps, axis=1) / np.sqrt(len(true))
-        found = np.abs(np.mean(gaps, axis=1))
-        ratio = np.max(found / np.maximum(bars, _CHECK_GAP / _CHECK_BARS))
-        allowed = "draws from p(y|z) = exp(log_likelihood(y, z))"
-        got = f"labels that do not follow log_likelihood= (by {ratio:.0f} standard errors)"
-        check(ratio <= _CHECK_BARS, "sampler", got, allowed)
-
-
 def _check_likelihood(
     labels: Likelihood, link: Callable[[Array], Array], indices: int, tokens: int
 ) -> None:
@@ -664,7 +625,7 @@ def _check_likelihood(
     allowed = f"a JAX function of {arguments} that returns one number"
     check(shape == (), "log_likelihood", f"an answer of shape {shape}", allowed)
     if labels.sampler is not None:
-        _check_draws(labels, indices, tokens)
+        labels.check_sampler(indices, tokens)
     if labels.outcomes is None:
         return
     # of counts that were cut off, the lost ones are those of large fields
