@@ -41,7 +41,7 @@ from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, regular_along
 from jaxsmi.numerics import fixed_point
-from jaxsmi.numerics.quadrature import power_of_two
+from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two
 
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
 _START = 1e-3  # overlap of an uninformed start: zero is a fixed point of even links
@@ -400,6 +400,8 @@ class OverlapMap(AbstractOrderMap):
             start=run.result,
         )
         spread = fixed_point.propagated_error(evaluation.jacobian, evaluation.replicas)
+        # nets that are grids agree to rounding, below the errors of the integrals inside
+        spread = jnp.hypot(spread, INTEGRAL_ERROR * self.second_moment)
         # beside the statistical error the one that the tolerance leaves
         known, distance = code != Result.MAX_STEPS, jnp.hypot(spread, last.remaining)
         J = evaluation.jacobian.reshape(last.V.size, last.V.size)

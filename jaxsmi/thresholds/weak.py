@@ -29,7 +29,7 @@ from jaxsmi.models.base import (
 from jaxsmi.numerics.continuation import Limit, ladder, limit
 from jaxsmi.numerics.fixed_point import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric_basis
-from jaxsmi.numerics.quadrature import power_of_two, standard_error
+from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two, standard_error
 
 # empirical, over 48 keys: with 16 error bars of |z| were missed by up to five, with 32 by two
 _NETS = 32
@@ -135,7 +135,7 @@ def growth(
         return jnp.einsum("n,ab,nbm->nam", share, root, g), G
 
     (g, G), (g_other, G_other) = (whiten(*factor) for factor in post.factors)
-    field_error, slope_error = _bias(post, (g, g_other), (G, G_other))
+    field_error, slope_error = _bias(post, weight, (g, g_other), (G, G_other))
     G, G_other = (x.reshape(nets, -1, *x.shape[1:]) for x in (G, G_other))
     # a change of X changes ⟨X, 𝒢 X⟩ at second order only
     tensor = jax.vmap(conjugation)(G, G_other)
@@ -153,7 +153,7 @@ def growth(
 
 
 def _bias(
-    post: Posterior, fields: tuple[Array, Array], slopes: tuple[Array, Array]
+    post: Posterior, weight: Array, fields: tuple[Array, Array], slopes: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     """Errors of g and ∂g that bias averages.
 
@@ -163,15 +163,22 @@ def _bias(
     bias of the average.
     """
     if post.halves is None:
-        largest_slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4)).mean()
-        largest_field = jnp.max(jnp.abs(post.g), axis=(1, 2)).mean()
-        slope_error = jnp.median(post.dg_error) * (1.0 + largest_slope)
-        return jnp.median(post.error) * (1.0 + largest_field), slope_error
+        largest_slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4))
+        largest_field = jnp.max(jnp.abs(post.g), axis=(1, 2))
+        slope_error = _median(post.dg_error, weight) * (1.0 + jnp.mean(weight * largest_slope))
+        return _median(post.error, weight) * (1.0 + jnp.mean(weight * largest_field)), slope_error
     noise = [
         jnp.max(jnp.abs(one - two).reshape(len(one), -1), axis=1) for one, two in (fields, slopes)
     ]
-    field_error, slope_error = (jnp.median(x) / np.sqrt(10.0) for x in noise)
+    field_error, slope_error = (_median(x, weight) / np.sqrt(10.0) for x in noise)
     return field_error, slope_error
+
+
+def _median(values: Array, weight: Array) -> Array:
+    """The median of values (n,) with weights (n,)."""
+    order = jnp.argsort(values)
+    below = jnp.cumsum(weight[order])
+    return values[order][jnp.argmax(below >= 0.5 * below[-1])]
 
 
 def check_model(model: AbstractModel) -> Array:
@@ -276,7 +283,8 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     squared = jnp.where(exact, 0.0, 1.0 / rate) ** 2
     # the mean of 1/λ_r is biased; 1/λ to first order in λ_r - λ is not
     replicas = jnp.where(exact, alpha, alpha - (rates.replicas - rate) * squared)
-    stderr = jnp.where(exact, 0.0, jnp.hypot(standard_error(rates.replicas), rates.error) * squared)
+    spread = jnp.hypot(standard_error(rates.replicas), INTEGRAL_ERROR * rate)
+    stderr = jnp.where(exact, 0.0, jnp.hypot(spread, rates.error) * squared)
     projector = jnp.where(is_linear, vectors, 0.0) @ vectors.T
     subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, last.subspace))
     root = sqrt_psd(S)

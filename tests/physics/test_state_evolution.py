@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy
 
 import jaxsmi as smi
 from helpers import linear_overlap, mean_and_error, result, slow_but, two_layers, z_scores
@@ -232,6 +233,54 @@ def test_a_run_on_its_way_to_recovery_is_recovered(tolerance):
     assert result(end) == Result.RECOVERED
     assert float(end.overlap[0, 0]) == 1.0
     assert float(end.stderr[0, 0]) == 0.0
+
+
+def _by_sums(alpha, label_law, weights):
+    """Overlap of one index, labels ±1, from sums over 4001 points of each field."""
+    x = np.linspace(-8.0, 8.0, 4001)
+    mass = np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi) * (x[1] - x[0])
+
+    def excess(q):
+        plus, minus, slope = label_law(np.sqrt(q) * x, 1.0 - q, x[::4], 4.0 * mass[::4])
+        field = alpha * np.sum(mass * slope**2 * (1.0 / plus + 1.0 / minus))
+        return weights(field, x, mass) - q
+
+    return scipy.optimize.brentq(excess, 0.1, 0.95, xtol=1e-14)
+
+
+def _of_signs(omega, V, *_):
+    """P(y = ±1), and the derivative of P(y = 1) in ω, for signs."""
+    z = omega / np.sqrt(V)
+    return *scipy.stats.norm.cdf([z, -z]), scipy.stats.norm.pdf(z) / np.sqrt(V)
+
+
+def _of_logistic_labels(omega, V, x, mass):
+    p = scipy.special.expit(omega[:, None] + np.sqrt(V) * x)
+    return p @ mass, (1.0 - p) @ mass, p * (1.0 - p) @ mass
+
+
+def _gaussian_weights(field, *_):
+    return field / (1.0 + field)
+
+
+def _binary_weights(field, x, mass):
+    return np.sum(mass * np.tanh(field + np.sqrt(field) * x))
+
+
+@pytest.mark.parametrize(
+    ("model", "alpha", "law", "weights"),
+    [
+        (smi.links.sign(), 2.0, _of_signs, _gaussian_weights),
+        (smi.links.sign(prior=smi.priors.Rademacher()), 1.2, _of_signs, _binary_weights),
+        pytest.param(smi.links.logistic(), 2.0, _of_logistic_labels, _gaussian_weights, marks=SLOW),
+    ],
+    ids=["sign", "binary", "logistic"],
+)
+def test_one_field_with_few_labels_has_eleven_digits(model, alpha, law, weights):
+    """Labels are summed over, and the field is on a grid: no sampling error is left."""
+    end = evolve(model, alpha, tolerance=1e-12)
+    assert float(end.stderr[0, 0]) < 1e-11
+    assert abs(float(end.overlap[0, 0]) - _by_sums(alpha, law, weights)) < 1e-11
 
 
 @pytest.mark.slow

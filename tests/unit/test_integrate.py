@@ -11,6 +11,7 @@ import jaxsmi as smi
 from jaxsmi.numerics.quadrature import (
     covariance_and_variance,
     direction_numbers,
+    fine_points,
     generated_directions,
     nets,
     power_of_two,
@@ -263,6 +264,17 @@ def test_direction_numbers_are_those_of_scipy():
     expected = generated_directions(130)
     for dimension in (1, 128, 130):
         assert np.array_equal(direction_numbers(dimension), expected[:dimension])
+
+
+@pytest.mark.parametrize(("width", "samples"), [(1.0, 64), (1e-2, 256), (1e-3, 2048)])
+def test_fine_points_resolve_what_is_narrow_around_zero(width, samples):
+    """E exp(-t²/2w²) = w/√(1 + w²); half of the points are a rule, too."""
+    points, weight = fine_points(KEY, samples, 8)
+    value = np.exp(-0.5 * (np.asarray(points)[..., 0] / width) ** 2)
+    exact = width / np.sqrt(1.0 + width**2)
+    np.testing.assert_allclose(np.sum(weight * value, 1), exact, rtol=1e-8)  # e^{-2π²w²/h²}
+    first, half = value[:, : samples // 2], np.asarray(weight)[:, : samples // 2]
+    np.testing.assert_allclose(2.0 * np.sum(half * first, 1), exact, rtol=1e-3)
 
 
 @pytest.mark.slow
