@@ -359,7 +359,7 @@ class MultiIndex(IndexModel):
             symmetries themselves; () for none. Default: found at the labels of random fields,
             among signs, orders and rotations of rows (for a prior that is not even, orders only:
             the prior determines signs).
-        name: Name of the model. Default: the name of the link.
+        name: Name of the model. Default: the name of the link, f(z) of a lambda.
         tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at. Default
             1e-3, 1e-2 for more than three fields.
         max_nodes: Nodes that the numerical channel may spend on one sample. Default 2^20.
@@ -407,7 +407,7 @@ class MultiIndex(IndexModel):
             # few labels have a mean for given fields: a link like any other
             if link is None and labels.outcomes is not None:
                 link = labels.mean
-                name = name or _name_of(log_likelihood)
+                name = name or _name_of(log_likelihood, "p(y|z)")
             link = validate.function(
                 "link",
                 link,
@@ -534,9 +534,13 @@ def check_no_law(labels: Mapping[str, Any]) -> None:
         check(value is None, name, value, "None beside a named output, or a link of smi.links")
 
 
-def _name_of(function: object) -> str:
-    """Return the name of a function, or of its type."""
-    return getattr(function, "__name__", type(function).__name__)
+def _name_of(function: Any, anonymous: str = "f(z)") -> str:
+    """Return the name of a function without its bound arguments, or of its type; of a lambda
+    `anonymous`."""
+    while hasattr(function, "func"):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    return anonymous if name == "<lambda>" else name
 
 
 def _symmetry(

@@ -3,10 +3,12 @@ run, how to mend it.
 """
 
 import dataclasses
+import functools
 import importlib.metadata
 import pickle
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +85,15 @@ def test_a_models_functions_are_shown_by_name():
     assert "(link=tanh_sum, " in repr(smi.MultiIndex(tanh_sum, indices=2, noise=0.1))
     assert "(link=<lambda>, " in repr(smi.MultiIndex(lambda z: z[0, 0] ** 3, indices=1))
     assert "link=" not in repr(smi.links.sign())  # made of a channel
+    inner = eqx.Partial(lambda scale, z: scale * z[0, 0], 2.0)
+    for link, name in (
+        (eqx.Partial(tanh_sum), "tanh_sum"),
+        (functools.partial(jax.jit(tanh_sum)), "tanh_sum"),
+        (inner, "f(z)"),
+    ):
+        assert smi.MultiIndex(link, indices=2).name == name
+    law = lambda y, z: jax.nn.log_sigmoid(y * z[0, 0])
+    assert smi.MultiIndex(log_likelihood=law, outcomes=[-1.0, 1.0], indices=1).name == "p(y|z)"
 
 
 @pytest.mark.parametrize(
