@@ -233,8 +233,9 @@ class FirstOrder(Described):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw Q of each index against α: the uninformed branch as a line up to the algorithmic
         threshold, the informed one dashed from the spinodal on (elsewhere the two agree), and the
-        three thresholds as vertical lines with bands of their 95 % intervals. Thresholds below and
-        above the grid are not drawn.
+        three thresholds as vertical lines with bands of their 95 % intervals. A thin dotted line
+        joins the last point of a branch on the grid to its end; it is level, as Q in between is
+        not computed. An arrow at the edge stands for thresholds below or above the grid.
 
         Args:
             ax: Axes to draw in. Default None: new ones.

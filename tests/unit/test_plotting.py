@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 import xml.etree.ElementTree as xml
 
 import jax
@@ -258,7 +259,9 @@ def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds
     informed = Q.at[1:].set(0.9)
     found = FirstOrder("first order", of(4.5), of(2.5), of(1.5), grid, Q, informed)
     assert found.plot(ax) is ax
-    lower, upper, *lines = ax.lines
+    to_algorithmic, lower, to_spinodal, upper, *lines = ax.lines
+    np.testing.assert_array_equal(to_algorithmic.get_xydata(), [[4.0, 0.4], [4.5, 0.4]])
+    np.testing.assert_array_equal(to_spinodal.get_xydata(), [[2.0, 0.9], [1.5, 0.9]])
     np.testing.assert_array_equal(lower.get_ydata(), [0.1, 0.2, 0.3, 0.4, np.nan, 0.9])
     np.testing.assert_array_equal(upper.get_ydata(), [0.1, np.nan, *4 * [0.9]])
     assert [line.get_xdata()[0] for line in lines] == [1.5, 2.5, 4.5]
@@ -268,12 +271,16 @@ def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds
     # another one on the same axes: a threshold has one style, branches have colours of their own
     found.plot(ax)
     assert labels(ax) == [*names, "uninformed (2)", "informed (2)"]
-    others = [line for line in ax.lines[5:] if line.get_gid() == "threshold"]
+    others = [line for line in ax.lines[7:] if line.get_gid() == "threshold"]
     assert [x.get_linestyle() for x in others] == [x.get_linestyle() for x in lines]
-    assert ax.lines[5].get_color() != lower.get_color()
+    assert ax.lines[7].get_color() != lower.get_color()
     # outside the grid
     ends = FirstOrder("first order", of(jnp.inf), of(0.0), of(0.0), grid, Q, informed)
-    assert labels(ends.plot(ax.figure.add_subplot())) == names[:2]
+    assert labels(ends.plot(ax.figure.add_subplot())) == [
+        *names[:2],
+        r"spinodal and information-theoretic below $\alpha = 1$",
+        r"algorithmic above $\alpha = 5$",
+    ]
     none = FirstOrder(
         "none", None, None, None, grid, jnp.tile(Q, (1, 2, 2)), jnp.tile(Q, (1, 2, 2))
     )
@@ -392,6 +399,17 @@ def test_a_legend_has_each_label_once_and_what_marks_are(ax):
         ax.plot([0], [k], label="published")
     plotting.legend(ax, {"message passing": {"marker": "o", "ls": "none"}})
     assert labels(ax) == ["published", "message passing"]
+
+
+@pytest.mark.parametrize("layout", ["constrained", None])
+@pytest.mark.parametrize("size", [(6.4, 4.8), (3.5, 2.7)])
+def test_a_title_is_above_the_legend_and_whole(layout, size):
+    ax = Figure(figsize=size, layout=layout).subplots()
+    plotting.overlap_against_alpha(synthetic.curve(), ax=ax).set_title("both fit")
+    pickle.loads(pickle.dumps(ax.figure)).draw_without_rendering()
+    ax.figure.draw_without_rendering()
+    legend, title = ax.get_legend().get_window_extent(), ax.title.get_window_extent()
+    assert legend.y1 <= title.y0 < title.y1 <= ax.figure.bbox.y1
 
 
 @pytest.mark.parametrize("layout", ["constrained", None])

@@ -494,20 +494,33 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
     ax = drawing.axes_or_new(ax)
     # the uninformed branch ends at the algorithmic threshold, the informed one begins at the
     # spinodal: no line there joins one branch to the other
-    branches = {"uninformed": found.algorithmic, "informed": found.spinodal}
+    branches = {"uninformed": (found.algorithmic, -1), "informed": (found.spinodal, 0)}
     indices, call = found.informed.shape[1], _call(ax)
     for p in range(indices):
-        for k, (branch, jump) in enumerate(branches.items()):
+        for k, (branch, (jump, inside)) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
-            if jump is not None and np.isfinite(float(jump.alpha)):
-                at = np.searchsorted(alpha, float(jump.alpha))
-                alpha, Q = np.insert(alpha, at, float(jump.alpha)), np.insert(Q, at, np.nan)
             look = _look(f"index {p + 1}" if indices > 1 else "", branch, call) | line(k)
-            ax.plot(alpha, Q, color=colour(p + call * indices), marker=".", ms=3.5, **look)
-    for name in ("spinodal", "information_theoretic", "algorithmic"):
-        critical = getattr(found, name)
-        if critical is not None and float(critical.alpha) > 0.0:
-            threshold(critical, ax, name.replace("_", "-"))
+            look |= {"color": colour(p + call * indices)}
+            end = 0.0 if jump is None else float(jump.alpha)
+            at = int(np.searchsorted(alpha, end))
+            if 0 < at < len(alpha):
+                # from the branch's last α of the grid to its end, where Q was not computed
+                last = alpha[at + inside], Q[at + inside]
+                ax.plot([last[0], end], [last[1]] * 2, ":", color=look["color"], lw=0.8)
+                alpha, Q = np.insert(alpha, at, end), np.insert(Q, at, np.nan)
+            ax.plot(alpha, Q, marker=".", ms=3.5, **look)
+    names = ("spinodal", "information_theoretic", "algorithmic")
+    thresholds = {name.replace("_", "-"): getattr(found, name) for name in names}
+    thresholds = {name: x for name, x in thresholds.items() if x is not None}
+    for name, critical in thresholds.items():
+        if float(critical.alpha) > 0.0:
+            threshold(critical, ax, name)
+    for side, outside, where in ((0, 0.0, "below"), (1, np.inf, "above")):
+        beyond = [name for name, x in thresholds.items() if float(x.alpha) == outside]
+        if beyond:
+            label = rf"{' and '.join(beyond)} {where} $\alpha = {found.alpha[-side]:.3g}$"
+            arrow = {"marker": "<>"[side], "color": INK, "linestyle": "none", "clip_on": False}
+            ax.plot(side, 0.5, transform=ax.transAxes, label=label, **arrow)
     return _finish(ax, 2, xlabel=_ALPHA, ylabel="overlap $Q$")
 
 

@@ -4,6 +4,7 @@ and files that record their provenance."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -36,6 +37,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", (0, (1, 1)))
 _LIGHTEST = 0.8  # empirical: the end of viridis that is still visible on white
+_COVER = "extent of the legend"  # label of invisible axes
 _METADATA = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
 STYLE = str(pathlib.Path(__file__).with_name("article.mplstyle"))
 
@@ -147,13 +149,22 @@ def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
 
 def legend_above(ax: Axes, columns: int, **settings: Any) -> None:
     """Draw the legend above the axes, in `columns` columns or the most that fit into the figure;
-    inside the axes if none fit."""
+    inside the axes if none fit. A title of the axes, also a later one, goes above it."""
+    # matplotlib moves a title above inset axes, not above a legend: these have the legend's extent
+    if not any(inset.get_label() == _COVER for inset in ax.child_axes):
+        cover = ax.inset_axes((0, 1, 1, 0), label=_COVER, visible=False)
+        cover.set_axes_locator(functools.partial(_legend_extent, ax))
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
     for count in range(columns, 0, -1):
         legend(ax, None, **place | {"ncols": count} | settings)
         if _legend_fits(ax):
             return
     legend(ax, None, **{"loc": "best"} | settings)
+
+
+def _legend_extent(ax: Axes, *_: Any) -> Any:
+    drawn = ax.get_legend() or ax
+    return drawn.get_window_extent().transformed(ax.figure.transSubfigure.inverted())
 
 
 def _legend_fits(ax: Axes) -> bool:
@@ -163,7 +174,9 @@ def _legend_fits(ax: Axes) -> bool:
     box, room = drawn.get_window_extent(), figure.bbox
     # a layout engine makes room above the axes, and may move them to the right
     managed = figure.get_layout_engine() is not None
-    return box.x1 <= room.x1 - 0.05 * managed * room.width and (managed or box.y1 <= room.y1)
+    title = figure.dpi / 72.0 * (float(ax.title.get_fontsize()) + 4.0)  # its height and distance
+    fits = managed or box.y1 + title <= room.y1
+    return fits and box.x1 <= room.x1 - 0.05 * managed * room.width
 
 
 def savefig(
