@@ -246,7 +246,8 @@ def noiseless_limit(
         ... )  # doctest: +SKIP
 
     Cost:
-        One `state_evolution` for each noise.
+        One `state_evolution` for each noise. Slow if the link mixes its fields: z_1 z_2 z_3 at
+        α = 2 and four noises, 0.08 to 0.01, took 320 s of processor time.
 
     Source:
         [theory: multi-index, Eqs. (73) to (75)].
