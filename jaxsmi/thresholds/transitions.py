@@ -48,6 +48,8 @@ _RETRY_V = 1e-3
 _MIN_DISTANCE, _MIN_DISTANCE_ABSOLUTE = 0.02, 1e-4
 # of the uninformed branch; relative to V/S of the others
 _UNINFORMED_TOLERANCE, _INFORMED_TOLERANCE = 1e-5, 1e-2
+# standard errors of the end of a branch between it and the last point of the branch
+_BESIDE = 3.0
 # V/S that stands for Q = S in the free entropy, from which that of signs is off by √V
 _PERFECT_V = 1e-10
 
@@ -193,7 +195,8 @@ class FirstOrder(Described):
         algorithmic: The α from which on message passing reaches the informed branch, or None.
         information_theoretic: The α from which on the informed branch is optimal, or None.
         spinodal: The α at which the informed branch appears, or None.
-        alpha: The grid (K,) of the hysteresis curves, from which the thresholds were read.
+        alpha: The grid (K,) of the hysteresis curves, from which the thresholds were read, and α
+            next to the ends of the branches.
         uninformed: Q (K, P, P) of the uninformed branch.
         informed: Q (K, P, P) of the informed branch.
     """
@@ -233,9 +236,8 @@ class FirstOrder(Described):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw Q of each index against α: the uninformed branch as a line up to the algorithmic
         threshold, the informed one dashed from the spinodal on (elsewhere the two agree), and the
-        three thresholds as vertical lines with bands of their 95 % intervals. A thin dotted line
-        joins the last point of a branch on the grid to its end; it is level, as Q in between is
-        not computed. An arrow at the edge stands for thresholds below or above the grid.
+        three thresholds as vertical lines with bands of their 95 % intervals. An arrow at the edge
+        stands for thresholds below or above the grid.
 
         Args:
             ax: Axes to draw in. Default None: new ones.
@@ -348,6 +350,9 @@ def first_order(
             )
             thresholds = _thresholds(ends, grid, both, keys, diverges, bar)
         kind = "first order"
+        for end, side in ((thresholds[0], -1.0), (thresholds[2], 1.0)):
+            beside = float(end.alpha + side * _BESIDE * end.stderr)
+            grid, both = _with_end(hysteresis, grid, both, beside, key)
     curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
     return not_differentiable(FirstOrder(kind, *thresholds, *curves), model)
 
@@ -361,6 +366,21 @@ def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: 
         V = found[-1].uninformed[0]
         bar.update(1, {"α": f"{alpha:.4g}"})
     return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
+
+
+def _with_end(
+    hysteresis: _Hysteresis, grid: np.ndarray, both: Branches, alpha: float, key: PRNGKeyArray
+) -> tuple[np.ndarray, Branches]:
+    """The grid and its branches with an α next to the end of one, if the two differ there."""
+    at = int(np.searchsorted(grid, alpha))
+    if not 0 < at < len(grid):
+        return grid, both
+    V = both.uninformed[at - 1]
+    here = hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None])
+    if not bool(here.distinct[0]):
+        return grid, both
+    added = jax.tree.map(lambda x, new: jnp.insert(x, at, new[0], axis=0), both, here)
+    return np.insert(grid, at, alpha), added
 
 
 def _thresholds(

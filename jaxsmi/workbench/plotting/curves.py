@@ -494,19 +494,16 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
     ax = drawing.axes_or_new(ax)
     # the uninformed branch ends at the algorithmic threshold, the informed one begins at the
     # spinodal: no line there joins one branch to the other
-    branches = {"uninformed": (found.algorithmic, -1), "informed": (found.spinodal, 0)}
+    branches = {"uninformed": found.algorithmic, "informed": found.spinodal}
     indices, call = found.informed.shape[1], _call(ax)
     for p in range(indices):
-        for k, (branch, (jump, inside)) in enumerate(branches.items()):
+        for k, (branch, jump) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
             look = _look(f"index {p + 1}" if indices > 1 else "", branch, call) | line(k)
             look |= {"color": colour(p + call * indices)}
             end = 0.0 if jump is None else float(jump.alpha)
             at = int(np.searchsorted(alpha, end))
             if 0 < at < len(alpha):
-                # from the branch's last α of the grid to its end, where Q was not computed
-                last = alpha[at + inside], Q[at + inside]
-                ax.plot([last[0], end], [last[1]] * 2, ":", color=look["color"], lw=0.8)
                 alpha, Q = np.insert(alpha, at, end), np.insert(Q, at, np.nan)
             ax.plot(alpha, Q, marker=".", ms=3.5, **look)
     names = ("spinodal", "information_theoretic", "algorithmic")
