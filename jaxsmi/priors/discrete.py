@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import clamp_to_tiny, theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, concrete, theory_dtype
 from jaxsmi.priors.base import Traits
 from jaxsmi.priors.iid import AbstractIidPrior, Mixture, sizes
 
@@ -131,6 +131,11 @@ def _probabilities(weights: object) -> Array:
     return jnp.where(sums, value, jnp.nan)  # traced weights that do not add up
 
 
+def _widths(scales: object) -> Array:
+    positive = validate.NON_NEGATIVE
+    return validate.array("scales", scales, "numbers >= 0 (K,)", interval=positive)
+
+
 class GaussianMixture(AbstractEntries):
     """Prior with independent entries, each a mixture of Gaussians.
 
@@ -139,7 +144,8 @@ class GaussianMixture(AbstractEntries):
     Args:
         weights: π (K,), numbers >= 0 that add up to one.
         means: μ (K,).
-        scales: s (K,), numbers >= 0.
+        scales: s (K,), numbers >= 0. All zero when the prior is made: a discrete law, whose
+            optimal recovery `smi.first_order` computes.
         mirrored: Each peak comes with either sign. False: one-sided peaks, such as weights
             [1-ρ, ρ], means [0, 1], scales [0, 0] for zeros and ones; a non-zero mean gives an
             overlap before any label. Default True.
@@ -165,12 +171,14 @@ class GaussianMixture(AbstractEntries):
     means: Float[Array, " K"] = eqx.field(
         converter=lambda x: validate.array("means", x, "numbers (K,)")
     )
-    scales: Float[Array, " K"] = eqx.field(
-        converter=lambda x: validate.array(
-            "scales", x, "numbers >= 0 (K,)", interval=validate.NON_NEGATIVE
-        )
-    )
+    scales: Float[Array, " K"] = eqx.field(converter=_widths)
     mirrored: bool = eqx.field(static=True, default=True)
+    # static: inside jit the widths are traced
+    _points: bool = eqx.field(static=True, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        scales = _widths(self.scales)  # converters come later
+        self._points = concrete(scales) and not np.any(scales)
 
     def __check_init__(self) -> None:
         validate.flag("mirrored", self.mirrored)
@@ -181,7 +189,7 @@ class GaussianMixture(AbstractEntries):
 
     @property
     def traits(self) -> Traits:
-        return Traits(even=self.mirrored)
+        return Traits(discrete=self._points, even=self.mirrored)
 
     @property
     def entry(self) -> tuple[Array, Array, Array]:

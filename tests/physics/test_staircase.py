@@ -351,6 +351,17 @@ def test_the_end_of_a_branch_does_not_depend_on_the_grid(grid):
 
 
 @SLOW
+def test_a_mixture_of_points_has_the_transition_of_its_law():
+    """It was refused, as its recovery was not known to be that of a discrete law."""
+    same = smi.priors.GaussianMixture([0.5, 0.5], [-1, 1], [0, 0])
+    models = (RADEMACHER, smi.links.sign(prior=same))
+    found = [first_order(model, 1.0, 1.8, 3, 2**10, 2) for model in models]
+    for name in ("algorithmic", "information_theoretic"):
+        one, other = (getattr(x, name).alpha for x in found)
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@SLOW
 def test_phase_retrieval_recovers_by_a_jump():
     """Perfect recovery is stable and optimal above 1, and reached by GAMP above 1.128 [theory:
     multi-index, Table 1]."""

@@ -1,6 +1,7 @@
 """The iid priors against exact values, independent quadratures and Monte-Carlo; tolerances say
 where they come from."""
 
+import dataclasses
 import itertools
 
 import chex
@@ -87,6 +88,17 @@ def differentiated(prior, b, A):
     """Posterior mean and covariance of each column by automatic differentiation of log Z."""
     of_column = lambda b: [d(log_partition, 1)(prior, b, A) for d in (jax.grad, jax.hessian)]
     return jax.vmap(of_column, 1)(b)
+
+
+def test_a_mixture_of_points_is_discrete():
+    """By the widths it was made with: those traced, or replaced, are not known to be zero."""
+    points = GaussianMixture([0.5, 0.5], [-1.0, 1.0], [0, 0])
+    assert points.traits == Rademacher().traits
+    assert jax.eval_shape(lambda prior: prior, points).traits.discrete
+    replaced = dataclasses.replace(points, scales=jnp.asarray([0.0, 0.1]))
+    assert not replaced.traits.discrete
+    of_widths = lambda scales: GaussianMixture(points.weights, points.means, scales)
+    assert not jax.eval_shape(of_widths, points.scales).traits.discrete
 
 
 # Samples --------------------------------------------------------------------------------------
