@@ -50,7 +50,7 @@ def read(target: str) -> Signature:
     doc = ast.get_docstring(definition) or ""
     # "depth, tokens: .." says the same of several
     entries = [(x.arg_name.split(","), x.description or "") for x in google.parse(doc).params]
-    help = {name.strip(): " ".join(said.split()) for names, said in entries for name in names}
+    help = {x.strip(): _expanded(x.strip(), said) for names, said in entries for x in names}
     arguments = []
     for name, annotation, default in _arguments(definition):
         said, written = help.get(name, ""), default and ast.unparse(default)
@@ -61,6 +61,18 @@ def read(target: str) -> Signature:
         types = set(re.findall(r"\w+", re.sub(r"Callable\[.*\]", "Callable", text)))
         arguments.append(Argument(name, types, written, said))
     return Signature(doc.partition("\n\n")[0].replace("\n", " "), tuple(arguments))
+
+
+def _expanded(name: str, said: str) -> str:
+    """The help of an argument; where it refers to the function of a command, the help there."""
+    said = " ".join(said.split())
+    refers = re.match(r"[^.]*?\b(?:[Aa]s in|as for|See) `(\w+)`\)?", said)
+    targets = [x.target for x in COMMANDS.values() if refers and x.target.endswith(f":{refers[1]}")]
+    there = [x.help for x in read(targets[0]).arguments if x.name == name] if targets else []
+    if not refers or not there:
+        return said
+    rest = said[refers.end() :]
+    return there[0].partition(" Default" if "efault" in rest else "\n")[0].rstrip(".") + rest
 
 
 @functools.cache  # a command reads the same module for several records
@@ -200,6 +212,13 @@ class Flag(NamedTuple):
     help: str
     required: bool = False
     preset: Any = None
+
+    @property
+    def several(self) -> bool:
+        """Takes several values, by its help: a shape, "one for each"; several α are a curve."""
+        shape = r"\((?!\d)[^()]*,[^()]*\)"  # (P, P), not the interval (0, 1)
+        said = self.path == ("alpha",) or re.search(rf"{shape}|one (a|for each) ", self.help)
+        return "tuple" in str(self.kind) and bool(said)
 
 
 class CommandLine(NamedTuple):
@@ -364,6 +383,57 @@ def _prior(name: str) -> Any:
 
     check(name in _PRIORS, "prior", name, f"one of {', '.join(_PRIORS)}")
     return load(_PRIORS[name])()
+
+
+@functools.cache
+def _python_names() -> dict[str, tuple[str, str]]:
+    """Names of `smi` that the shell has: its words, and the target whose arguments are flags."""
+    of = lambda target: target.partition(":")[2]
+    learners = {"Erm": "learners.erm:Erm", "MatrixErm": "learners.matrix_erm:MatrixErm"}
+    return {
+        **{name: ("", target) for name, target in (_RECORDS | learners).items()},
+        **{
+            x.replace("-", "_").replace(" ", "."): (f"jaxsmi {x}", y.target)
+            for x, y in COMMANDS.items()
+        },
+        **{("links." if x in _LINKS else "") + of(y): (x, y) for x, y in MODELS.items()},
+        **{f"priors.{of(y)}": (f"--prior {x}", y) for x, y in _PRIORS.items()},
+        **{f"losses.{x}": (f"--loss {x}", "") for x in public_functions("learners.losses")},
+    }
+
+
+_CALL = re.compile(
+    r"(?P<before>\w+=|student )?\bsmi\.(?P<name>\w+(?:\.\w+)*)\b(?:\((?P<given>[^()]*)\)|(?!\())"
+)
+
+
+def in_shell(text: str, words: CommandLine) -> str:
+    """A text that says what to write in Python, in the words of the shell:
+    `iteration=smi.Iteration(max_steps=9)` becomes `--max-steps 9`."""
+    # the file of a sweep has the names of Python
+    if words.name not in COMMANDS or not words.command.models:
+        return text
+
+    def write(found: re.Match[str]) -> str:
+        word, target = _python_names().get(found["name"], ("", ""))
+        said = f"--student {word}" if found["before"] in ("student ", "student=") else word
+        names = [argument.name for argument in read(target).arguments] if target else []
+        given = re.findall(r"(\s*)(?:(\w+)=)?([^\s,]+|(?<==))", found["given"] or "")
+        given = [x for x in given if x[1] or x[2] not in ("..", "model", "data")]
+        for k, (space, name, value) in enumerate(given):
+            if not name and k >= len(names):  # of a function without flags
+                return found[0]
+            # a name without a value, or a value without its name
+            name, value = (value, "") if value in names else (name or names[k], value.strip("'."))
+            # a line that was broken stays broken
+            gap = "\n  " if "\n" in space else " "
+            said += f"{' and' if k and not value else ''}{gap}--{name.replace('_', '-')}"
+            said += f" {value}" if value else ""
+        return said.strip(" ") or found[0]
+
+    text = _CALL.sub(write, text)
+    start = lambda found: "--start " + re.sub("[',]", "", found[1])
+    return re.sub(r"\bstart=\(([^()]*)\)", start, text)
 
 
 def make_model(name: str, **parameters: Any) -> Any:

@@ -28,7 +28,16 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from jaxsmi.cli.flags import COMMANDS, MODELS, CommandLine, Flag, arguments_of, flags_of, read
+from jaxsmi.cli.flags import (
+    COMMANDS,
+    MODELS,
+    CommandLine,
+    Flag,
+    arguments_of,
+    flags_of,
+    in_shell,
+    read,
+)
 
 _ABOUT = """Solvable models of learning with attention.
 
@@ -71,7 +80,7 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
         # it imports JAX, which help and answers to misspelt words do not wait for
         report = importlib.import_module("jaxsmi.cli.report")
         if setup:
-            report.set_up()
+            report.set_up(words)
         return report.execute(words)
     except CycloptsError as error:
         sentence = _plain(error, _kind(place))
@@ -80,7 +89,7 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
         raise
     # errors of users' words, packages and files; any other error is one of this package
     except (ValueError, ImportError, OSError) as error:
-        print(f"{begin}: {_with_flag(str(error))}", file=sys.stderr)
+        print(f"{begin}: {in_shell(_with_flag(str(error)), place)}", file=sys.stderr)
     return 2
 
 
@@ -191,6 +200,7 @@ def _argument(flag: Flag, positional: bool = False) -> inspect.Parameter:
     preset = f" [default: {flag.preset}]" if flag.preset is not None else ""
     about = Parameter(
         help=flag.help + preset,
+        metavar=None if flag.several or flag.kind != tuple[float, ...] else "FLOAT",
         group=["Parameters", *flag.path][-2].replace("_", " ").capitalize(),
         negative=None if flag.kind is bool and flag.path[0] != "output" else (),
         consume_multiple=True,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import numpy as np
 
-from jaxsmi.cli.flags import CommandLine, call, check_names, flags_of
+from jaxsmi.cli.flags import CommandLine, call, check_names, flags_of, in_shell
 from jaxsmi.cli.process import INTERRUPTED, raise_at_interrupt
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
@@ -67,10 +67,11 @@ class Report:
     problem: str = ""
 
 
-def set_up() -> None:
+def set_up(words: CommandLine) -> None:
     """Set up JAX for a process of its own, and show warnings as one line, without the code."""
     raise_at_interrupt()
-    warnings.formatwarning = lambda message, *_, **__: f"jaxsmi: {message}\n"
+    said = lambda message, *_, **__: f"jaxsmi: {in_shell(str(message), words)}\n"
+    warnings.formatwarning = said
     setup(cache=user_cache())
 
 
@@ -172,6 +173,8 @@ def _number(word: str) -> Any:
 
 def _finish(words: CommandLine, done: Report) -> None:
     """Write the files, then print the report."""
+    # JSON and netCDF keep the names of Python
+    done.text = in_shell(done.text, words)
     about = {"command": words.name, "settings": parameters(words.settings)}
     files: list[str] = []
     if words.common.get("out") is not None and done.stored is not None:

@@ -96,7 +96,7 @@ class Result(enum.IntEnum):
     )
     MAX_STEPS = (
         2,
-        "Not converged: raise max_steps or tolerance, iteration=smi.Iteration(max_steps, "
+        "Not converged: take more steps or a larger tolerance, iteration=smi.Iteration(max_steps, "
         "tolerance=..); close to a threshold convergence is slow.",
         "The run took all its steps before it reached its target: take more steps.",
     )
@@ -106,7 +106,8 @@ class Result(enum.IntEnum):
         "learner=smi.Bayes(precision='outer'), a smaller start, or a larger dimension.",
         "The run diverged: take a lower learning rate.",
         "Norms grow without bound. Without a ridge the minimum is not unique, or lies at infinity: "
-        "labels can be fitted exactly, or separated. Take a ridge, as ridge=1e-6, or a larger one.",
+        "labels can be fitted exactly, or separated. Take a ridge, learner=smi.Erm(ridge=1e-6), or "
+        "a larger one.",
     )
     NONFINITE = (
         4,

@@ -142,6 +142,54 @@ def test_help_lists_flags_with_their_meaning(capsys):
     assert "--depth" not in words  # of another model
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        # of the function that the docstring refers to
+        (["free-entropy", "sign"], "--alpha FLOAT... Sample complexity, a number > 0: N/D for"),
+        (["sgd", "recovery-time", "sign"], "--start FLOAT... Overlaps (M, Q), M (P, k) with"),
+        # one number
+        (["sgd", "recovery-time", "sign"], "--rate FLOAT κ, the learning rate"),
+        (["gamp", "sign"], "--tolerance FLOAT The distance"),
+        (["gamp", "deep-attention"], "--skip FLOAT... Residual strength"),
+    ],
+)
+def test_help_shows_what_a_flag_takes(capsys, words, shown):
+    out = call(capsys, *words, "--help")[1].replace("│", " ").replace("*", " ")
+    assert shown in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("python", "shell"),
+    [
+        ("raise it, iteration=smi.Iteration(max_steps).", "raise it, --max-steps."),
+        ("smi.Iteration(max_steps,\n  tolerance=..)", "--max-steps and\n  --tolerance"),
+        ("learner=smi.Bayes(precision='outer'), or", "--precision outer, or"),
+        ("start=('spectral', 1e-3, 1e-3)", "--start spectral 1e-3 1e-3"),
+        ("such as smi.links.phase_retrieval()", "such as phase-retrieval"),
+        ("such as smi.DeepAttention(2, 2)", "such as deep-attention --depth 2 --tokens 2"),
+        ("the student smi.links.linear() with", "the --student linear with"),
+        ("smi.weak_recovery and smi.sgd.flow", "jaxsmi weak-recovery and jaxsmi sgd flow"),
+        ("smi.spectral(model, data)", "jaxsmi spectral"),
+        ("smi.priors.Rademacher(), smi.losses.squared", "--prior rademacher, --loss squared"),
+        *((same, same) for same in ("smi.losses.huber(1.0)", "smi.Erm(..)", "smi.noiseless_limit")),
+    ],
+)
+def test_remedies_are_those_of_the_shell(python, shell):
+    assert flags.in_shell(python, flags.CommandLine("gamp", "sign")) == shell
+    # the file of a sweep is of Python's names
+    assert flags.in_shell(python, flags.CommandLine("sweep")) == python
+
+
+def test_what_is_printed_names_flags(capsys):
+    few = ["--max-steps", "2", "--points", "64", "--nets", "2"]
+    out = call(capsys, "state-evolution", "sign", "--alpha", "1", "--noise", "1", *few)[1]
+    assert "--max-steps and --tolerance" in " ".join(out.split())
+    assert "smi." not in out
+    err = call(capsys, "risk", "sign", "--alpha", "1", "--loss", "misclassification", *few)[2]
+    assert "the --student linear with --loss logistic" in err
+
+
 def test_help_does_not_import_jax():
     script = "import sys; from jaxsmi.cli.main import main; main(['gamp', 'sign', '--help']); "
     script += "assert not {'jax', 'numpy'} & set(sys.modules)"

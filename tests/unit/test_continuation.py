@@ -57,7 +57,7 @@ def test_the_gravest_of_many_codes():
     for code in Result:
         assert worst(jnp.array([code, code])) == code
     # the sentence is that of the gravest, not of the most frequent
-    assert "MAX_STEPS: Not converged: raise max_steps" in message([0, 2, 7, 7])
+    assert "MAX_STEPS: Not converged: take more steps" in message([0, 2, 7, 7])
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
     shown = repr(solution)
     assert "MAX_STEPS" in shown
     assert f"{float(solution.overlap[0, 0]):.3f} ± 0.010" in shown
-    assert "raise max_steps" in " ".join(shown.split())
+    assert "take more steps" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 100
     batch = jax.vmap(lambda a: smi.state_evolution(MATRIX, a))(jnp.array([0.1, 0.15]))
     assert "2 SUCCESS" in repr(batch)
