@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
+import inspect
 import math
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import equinox as eqx
 import jax
@@ -98,7 +101,26 @@ def outside_jit(name: str, values: PyTree) -> None:
 
 
 def _error(name: str, value: Any, allowed: str) -> ValueError:
+    module = getattr(value, "__module__", None) or ""
+    if inspect.isclass(value) and module.startswith("jaxsmi."):
+        allowed += f" (call it: {value.__name__}(..))"
+    if inspect.isroutine(value) and module.endswith("models.links"):
+        allowed += f" (call it: smi.links.{value.__name__}())"
     return ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+
+
+def suggest_names(module: str, public: str, synonyms: Mapping[str, str] | None = None) -> None:
+    """Answer an unknown name of a module, `public` to users, by the closest one or a synonym."""
+    there: Any = sys.modules[module]
+
+    def refuse(name: str) -> NoReturn:
+        close = difflib.get_close_matches(name, there.__all__, 1)
+        meant = (synonyms or {}).get(name) or "".join(close)
+        hint = f"; did you mean {public}.{meant}?" if meant else ""
+        raise AttributeError(f"module {public!r} has no attribute {name!r}{hint}", name=name)
+
+    # set, not defined there: type checkers would take every name for known
+    there.__getattr__ = refuse
 
 
 def valid(tree: PyTree) -> Array:

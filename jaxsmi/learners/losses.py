@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+_SYNONYMS = {"mse": "squared", "zero_one": "misclassification"}
+validate.suggest_names(__name__, "smi.losses", _SYNONYMS)
+
+
 def __dir__() -> list[str]:
     return __all__
 

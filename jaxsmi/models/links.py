@@ -71,6 +71,9 @@ __all__ = [
 ]
 
 
+validate.suggest_names(__name__, "smi.links")
+
+
 def __dir__() -> list[str]:
     return __all__
 

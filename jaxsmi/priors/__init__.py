@@ -5,6 +5,7 @@ closed form; discrete: binary, sparse, peaks; field_averages: their averages ove
 matrices defined by their spectrum; eigenvalues: given ones; factors: products of factors.
 """
 
+from jaxsmi.core import validate
 from jaxsmi.priors.base import AbstractPrior, Traits
 from jaxsmi.priors.discrete import BernoulliGauss, GaussianMixture, Rademacher
 from jaxsmi.priors.eigenvalues import Spectrum
@@ -28,3 +29,5 @@ __all__ = [
     "WishartPrior",
     "power_law",
 ]
+
+validate.suggest_names(__name__, "smi.priors")

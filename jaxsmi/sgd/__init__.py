@@ -6,6 +6,7 @@ functions cite equation by equation. Inside, `pair` is the `TeacherStudent` of a
 their shapes and the loss.
 """
 
+from jaxsmi.core import validate
 from jaxsmi.models.sequence_single_index import semantic_positional
 from jaxsmi.models.teacher_student import Attention, HermiteSeries, LinearAttention, Network
 from jaxsmi.sgd.gradient_flow import flow, recovery_time
@@ -46,7 +47,4 @@ __all__ = [
     "simulate",
 ]
 
-
-def __getattr__(name: str) -> object:
-    hint = f"; it is now smi.sgd.{_REMOVED[name]}" if name in _REMOVED else ""
-    raise AttributeError(f"module 'jaxsmi.sgd' has no attribute {name!r}{hint}", name=name)
+validate.suggest_names(__name__, "smi.sgd", _REMOVED)

@@ -509,6 +509,8 @@ SPECTRA = [
      lambda: passing(MODULUS, start=Start(weights="spectral", side_information=0.5))),
 ]  # fmt: skip
 THRESHOLDS = [
+    (r"model: .*call it: smi\.links\.sign\(\)", lambda: smi.curve(smi.links.sign, [1.0], key=KEY)),
+    (r"prior: .*call it: Rademacher\(\.\.\)", lambda: smi.links.sign(prior=Rademacher)),
     ("model: .*noiseless link", lambda: smi.weak_recovery(smi.links.product(3), key=KEY)),
     ("model: got sign, whose labels fix", lambda: smi.recovery_threshold(SIGN)),
     (".*prior", lambda: smi.recovery_threshold(smi.links.phase_retrieval(prior=Rademacher()))),

@@ -74,6 +74,11 @@ def test_a_misspelt_public_name_is_answered_by_the_nearest():
         (smi, "thresold", r"no attribute 'thresold'; did you mean 'Threshold'"),
         (smi, "Gaussian", r"no attribute 'Gaussian'; it is smi\.priors\.Gaussian"),
         (smi, "zzz", r"no attribute 'zzz'; dir\(jaxsmi\) lists"),
+        (smi.links, "logit", r"no attribute 'logit'; did you mean smi\.links\.logistic\?"),
+        (smi.losses, "zero_one", r"did you mean smi\.losses\.misclassification\?"),
+        (smi.priors, "rademacher", r"did you mean smi\.priors\.Rademacher\?"),
+        (smi.sgd, "taylor", r"did you mean smi\.sgd\.flatness\(\.\.\)\.series\?"),
+        (smi.sgd, "zzz", r"module 'smi\.sgd' has no attribute 'zzz'$"),
     ):
         with pytest.raises(AttributeError, match=said):
             getattr(module, name)
