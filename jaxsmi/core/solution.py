@@ -148,7 +148,10 @@ class Solution(Described):
         posterior = self.kind == "gamp" and not learner
         # a posterior without enough noise contradicts itself
         noisy = posterior and np.any(np.isin(self.result, _OF_NOISE))
-        return f"{said} {_MORE_NOISE}" if noisy else said
+        said = f"{said} {_MORE_NOISE}" if noisy else said
+        stopped = np.asarray(self.result) == Result.MAX_STEPS
+        long = self.kind == "gamp" and np.any(stopped & (np.asarray(self.steps) >= _LONG))
+        return f"{said} {_LARGER}" if long else said
 
     @property
     def trajectory(self) -> dict[str, PyTree]:
@@ -295,6 +298,9 @@ class LearnerSolution(Solution):
 
 
 _OF_NOISE = (Result.MAX_STEPS, Result.UNSTABLE, Result.OVERCONFIDENT)
+# steps, the default of gamp; measured: sparse |z| that had not settled then had not after 1500 either
+_LONG = 300
+_LARGER = "A run as long as this may fluctuate at its dimension: take a larger one."
 _MORE_NOISE = "Labels noisier than the model says can be the cause, too."
 _AT_ONCE = "Something is learned at any α > 0."
 _NO_ROOT = (

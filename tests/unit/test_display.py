@@ -36,6 +36,11 @@ def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
     assert f"{float(solution.overlap[0, 0]):.3f} ± 0.010" in shown
     assert "take more steps" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 100
+    # more steps help a short run, a larger dimension one that fluctuates; theory has none
+    for kind, steps, named in (("gamp", 300, True), ("gamp", 50, False), ("train", 300, False)):
+        run = synthetic.solution(kind, result=smi.Result.MAX_STEPS)
+        run = dataclasses.replace(run, steps=jnp.asarray(steps))
+        assert ("take a larger one" in run.message) == named
     batch = jax.vmap(lambda a: smi.state_evolution(MATRIX, a))(jnp.array([0.1, 0.15]))
     assert "2 SUCCESS" in repr(batch)
 
