@@ -4,14 +4,14 @@ from . import models, priors, sgd
 from .core.data import Dataset
 from .core.options import Averages, Bayes, Iteration, Record, Start, setup
 from .core.results import Result
-from .core.solution import Solution, Threshold
+from .core.solution import Estimate, Solution, Threshold
 from .descent import baselines
 from .descent.analysis import averaged, learned_at
 from .descent.options import Gradient, Monitor, Stream
 from .descent.training import train
 from .inference.curve import Curve, curve
 from .inference.evolution import free_entropy, noiseless_limit, state_evolution
-from .inference.learner_search import global_minimum, search_learner
+from .inference.learner_search import LearnerSearch, global_minimum, search_learner
 from .inference.message_passing import gamp
 from .inference.spectral import spectral
 from .inference.spectral_theory import spectral_overlap
@@ -45,8 +45,10 @@ __all__ = [
     "Dataset",
     "DeepAttention",
     "Erm",
+    "Estimate",
     "Gradient",
     "Iteration",
+    "LearnerSearch",
     "MatrixErm",
     "Mismatched",
     "Monitor",

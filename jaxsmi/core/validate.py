@@ -389,7 +389,7 @@ def _shown(value: Any) -> str:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return f"keys of shape {value.shape}"
         # eight numbers still fit on a line of a message
-        if not concrete(value) or value.size > 8:
+        if not concrete(value) or value.size > 8 or value.dtype == object:
             return f"an array of shape {value.shape}{_range(value)}"
         return repr(value if value.ndim else value.item())
     # one line: the repr of a data set has several; several words describe a value
@@ -403,7 +403,8 @@ def _range(value: jax.Array | np.ndarray) -> str:
     if array_module(value) is not np or not value.size:
         return ""
     if not is_real(value):
-        return f", of {value.dtype.name}"
+        kind = type(np.ravel(value)[0]).__name__ if value.dtype == object else value.dtype.name
+        return f", of {kind}"
     numbers = np.asarray(value, float)
     if bad := np.sum(~np.isfinite(numbers)):
         return f", {bad} of them not finite"

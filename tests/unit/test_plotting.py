@@ -63,6 +63,13 @@ def test_axes_are_axes(ax):
         synthetic.solution().plot(ax)
 
 
+def test_wrong_axes_and_curves_are_named_by_their_kind(ax):
+    with pytest.raises(ValueError, match=r"ax: got an array of shape \(2,\), of Axes; allowed"):
+        synthetic.solution().plot(np.array([ax, ax]))
+    with pytest.raises(ValueError, match=r"curves: got one curve; allowed: a list .* as \[curve\]"):
+        plotting.risk_against_alpha(synthetic.solution(), ["ridge"])
+
+
 def test_an_index_has_one_colour_and_each_call_its_own_lines_and_names(ax):
     first, second = synthetic.solution(), synthetic.solution("gamp", alpha=2.0)
     plotting.overlap_against_iteration(theory=first, ax=ax)

@@ -370,6 +370,8 @@ def risk_against_alpha(
             that one of the solutions does not have.
         ImportError: Without matplotlib, with the remedy.
     """
+    one = hasattr(curves, "overlap")  # a curve or a solution
+    check(not one, "curves", "one curve", "a list with one curve for each learner, as [curve]")
     check(len(curves) > 0, "curves", "none", "at least one")
     check(len(curves) == len(labels), "labels", labels, f"{len(curves)} of them")
     curves = [[curve] if isinstance(curve, Solution) else list(curve) for curve in curves]
