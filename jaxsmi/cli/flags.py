@@ -13,6 +13,7 @@ import ast
 import difflib
 import functools
 import importlib
+import inspect
 import pathlib
 import re
 import sys
@@ -374,7 +375,9 @@ def _value(flag: Flag, value: Any) -> Any:
         return load(MODELS[value])()
     # the name of a loss of the package, not a setting that is a word itself
     if flag.path[-1] == "loss" and flag.kind is not str:
-        return load(f"learners.losses:{value}")
+        loss = load(f"learners.losses:{value}")
+        # huber and quantile make a loss of their threshold or level
+        return loss if "prediction" in inspect.signature(loss).parameters else loss()
     return _prior(value) if flag.path[-1] == "prior" else value
 
 

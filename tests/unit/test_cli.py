@@ -181,6 +181,12 @@ def test_remedies_are_those_of_the_shell(python, shell):
     assert flags.in_shell(python, flags.CommandLine("sweep")) == python
 
 
+@pytest.mark.parametrize("loss", ["huber", "quantile", "hinge"])
+def test_a_loss_with_a_parameter_has_its_default(loss):
+    value = flags._value(flags.Flag("loss", ("learner", "loss"), object, ""), loss)
+    assert float(value(np.array(1.0), np.array(1.0))) == 0.0
+
+
 def test_what_is_printed_names_flags(capsys):
     few = ["--max-steps", "2", "--points", "64", "--nets", "2"]
     out = call(capsys, "state-evolution", "sign", "--alpha", "1", "--noise", "1", *few)[1]
