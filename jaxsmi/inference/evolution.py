@@ -57,7 +57,7 @@ from jaxsmi.numerics import fixed_point
 from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part
-from jaxsmi.numerics.quadrature import power_of_two, standard_error
+from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two, standard_error
 
 # empirical: a hundred plain steps next to a threshold, before Newton steps begin
 _MAX_STEPS = 300
@@ -380,6 +380,7 @@ def potential_at(
     each = frozen(alpha * (change + response.log_partition))
     stderr = standard_error(each)
     if not closed_form:
+        stderr = jnp.hypot(stderr, INTEGRAL_ERROR)
         value = fixed_point.not_differentiable(value, model, unless=regular_numbers(model))
         # dΦ by its equation, as the points of labels that jump with Q miss the jumps
         slope = frozen(alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian))
