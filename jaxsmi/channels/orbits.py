@@ -169,10 +169,6 @@ def _integrated(orbit: AbstractOrbit, counts: tuple[int, int], power: float = 1.
 class _Rotations(AbstractOrbit):
     """h = R_θ X."""
 
-    block: Array
-    centre: Array
-    whitening: Array
-
     def intervals(self) -> tuple[Array, Array]:
         """Cut the circle at the lowest points between its two highest maxima."""
         step = 2.0 * np.pi / _ANGLES
@@ -221,9 +217,6 @@ class _Scales(AbstractOrbit):
     """h = (c X_1, X_2/c), c = ±e^x: of attention, whose key is free up to its mean over tokens, or
     of a product."""
 
-    block: Array
-    centre: Array
-    whitening: Array
     shared: bool = eqx.field(static=True)
 
     def point(self, x: Array) -> tuple[Array, Array | None, Array]:

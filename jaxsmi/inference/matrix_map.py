@@ -43,7 +43,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, frozen, missing_array, nan_unless, theory_dtype
@@ -113,8 +113,6 @@ class PrecisionMap(AbstractOrderMap):
 
     twice: ClassVar[bool] = True
     model: MatrixModel
-    alpha: Array
-    key: PRNGKeyArray | None
 
     @classmethod
     def of(cls, arguments: Arguments) -> tuple[PrecisionMap, None]:
@@ -255,8 +253,6 @@ class MatrixLearnerMap(AbstractLearnerMap):
 
     growth: ClassVar[float] = 1.2  # empirical
     model: MatrixModel
-    alpha: Array
-    key: PRNGKeyArray | None
     learner: MatrixErm
     labels: LabelAverages | None
 

@@ -95,11 +95,9 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         0.392196
     """
 
-    prior: SpectralPrior
     beta: Array
     noise: Array
     skip: Array
-    readout: AbstractChannel
     tokens: int = eqx.field(static=True)
     output: str = eqx.field(static=True)
     layers: int = eqx.field(static=True)

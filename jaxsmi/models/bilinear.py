@@ -32,7 +32,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.channels.matrix_scores import LinearField, LinearScores
 from jaxsmi.channels.pullback import PullbackChannel, frame
 from jaxsmi.core import validate
@@ -43,9 +42,7 @@ from jaxsmi.design.designs import MessagePassing, RectangularDesign
 from jaxsmi.models import links
 from jaxsmi.models.index import MultiIndex, check_no_law, output_model
 from jaxsmi.models.matrix import MatrixModel, ProductFactors
-from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.priors.factors import ProductPrior, WishartPrior, gaussian_error
-from jaxsmi.priors.spectral import SpectralPrior
 
 OUTPUTS = ("linear", "sign", "absolute")
 
@@ -81,12 +78,9 @@ class Bilinear(MatrixModel):
         0.3474043203
     """
 
-    prior: SpectralPrior
     noise: Array
-    readout: AbstractChannel
     symmetric: bool = eqx.field(static=True)
     output: str = eqx.field(static=True)
-    symmetry: tuple[AbstractSymmetry, ...]
     tokens: ClassVar[int] = 1
 
     def __init__(

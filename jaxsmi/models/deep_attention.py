@@ -85,14 +85,11 @@ class DeepAttention(IndexModel):
         (2, 2)
     """
 
-    prior: AbstractIidPrior
-    channel: AbstractChannel
     skip: Array
     beta: Array
     noise: Array
     layers: tuple[Layer, ...] = eqx.field(static=True)
     activation: str = eqx.field(static=True)
-    symmetry: tuple[AbstractSymmetry, ...]
 
     def __init__(
         self,

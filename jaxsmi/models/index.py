@@ -70,7 +70,6 @@ class IndexModel(AbstractModel, AbstractTeacher):
     """
 
     prior: AbstractIidPrior
-    channel: AbstractChannel
     symmetry: tuple[AbstractSymmetry, ...]
     inputs: Tokens | None = eqx.field(default=None, kw_only=True)
 
@@ -375,9 +374,6 @@ class MultiIndex(IndexModel):
         2
     """
 
-    prior: AbstractIidPrior
-    channel: AbstractChannel
-    symmetry: tuple[AbstractSymmetry, ...]
     name: str = eqx.field(static=True)
 
     def __init__(

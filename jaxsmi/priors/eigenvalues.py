@@ -28,8 +28,6 @@ class SpectrumLaw(AbstractSymmetricLaw):
 
     values: Array
     weights: Array
-    rank_ratio: Array
-    aspect_ratio: Array
 
     def _mean(self, values: Array) -> Array:
         return jnp.sum(self.weights * values)

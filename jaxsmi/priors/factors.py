@@ -66,9 +66,6 @@ _MAX_ASPECT = 1e8
 class WishartLaw(AbstractSymmetricLaw):
     """S = W Wᵀ/√(r d), W (d, r) iid N(0, 1), at a fixed width ratio ρ = r/d."""
 
-    rank_ratio: Array
-    aspect_ratio: Array
-
     @staticmethod
     def matrix(W: Array) -> Array:
         """Return S (d, d) = W Wᵀ/√(r d)."""
@@ -151,8 +148,6 @@ class ProductLaw(AbstractMatrixLaw):
     """Law of S = (U V)ᵀ/√r (L, d), U (d, r), V (r, L) iid N(0, 1), at fixed β = L/d and ρ = r/d."""
 
     symmetric: ClassVar[bool] = False
-    aspect_ratio: Array
-    rank_ratio: Array
 
     @property
     def sides(self) -> tuple[Array, Array]:
