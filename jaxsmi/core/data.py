@@ -24,7 +24,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete, theory_dtype
 from jaxsmi.core.display import Described, describe
 from jaxsmi.core.second_moments import SecondMoments, second_moments
-from jaxsmi.core.validate import check
+from jaxsmi.core.validate import check, optional
 from jaxsmi.core.whitening import CONSTANT, Whitening, whitening_of
 
 
@@ -169,24 +169,18 @@ class Dataset(Described):
         if self.labels.dtype == bool:  # arithmetic on labels needs numbers
             self.labels = self.labels.astype(theory_dtype())
         allowed = f"an array of shape (indices P, {D})"
-        self.teacher = validate.optional(
-            _finite_numbers, "teacher", teacher, allowed, shape=(None, D)
-        )
+        self.teacher = optional(_finite_numbers, "teacher", teacher, allowed, shape=(None, D))
         allowed = "the model that made the labels"
-        self.model = validate.optional(validate.instance, "model", model, eqx.Module, allowed)
+        self.model = optional(validate.instance, "model", model, eqx.Module, allowed)
         allowed = "that of data.whiten() or data.standardise()"
-        self.whitening = validate.optional(
-            validate.instance, "whitening", whitening, Whitening, allowed
-        )
+        self.whitening = optional(validate.instance, "whitening", whitening, Whitening, allowed)
         allowed = f"U of shape (directions K, {D}), beside encoding="
-        self.directions = validate.optional(
+        self.directions = optional(
             validate.array, "directions", directions, allowed, shape=(None, D)
         )
         K = None if self.directions is None else len(self.directions)
         allowed = f"E of shape ({M} tokens, {K or 'K'} directions)"
-        self.encoding = validate.optional(
-            validate.array, "encoding", encoding, allowed, shape=(M, K)
-        )
+        self.encoding = optional(validate.array, "encoding", encoding, allowed, shape=(M, K))
         # one without the other has no meaning: the mean of the inputs is their product
         both = (directions is None) == (encoding is None)
         check(both, "directions", directions, "both directions= and encoding=, or neither")
@@ -277,7 +271,7 @@ class Dataset(Described):
             >>> data.sharded().samples
             100
         """
-        validate.optional(validate.instance, "mesh", mesh, Mesh, "a jax.sharding.Mesh")
+        optional(validate.instance, "mesh", mesh, Mesh, "a jax.sharding.Mesh")
         if mesh is None:
             mesh = Mesh(np.asarray(jax.devices()), ("samples",))
         # a block is drawn from one key: it cannot lie on two devices

@@ -21,10 +21,7 @@ _FEW = 6  # longer arrays are shown by shape: a line has 100 characters
 
 
 def describe(
-    title: str,
-    facts: Sequence[str] = (),
-    rows: Sequence[Sequence[str]] = (),
-    remark: str = "",
+    title: str, facts: Sequence[str] = (), rows: Sequence[Sequence[str]] = (), remark: str = ""
 ) -> str:
     """A title, lines of facts, a table (its header is the first row) and a remark, in lines of at
     most 100 characters."""

@@ -141,12 +141,8 @@ def _strong(x: Array) -> Array:
 
 def _put(history: dict[str, Array], slot: Array, entry: dict[str, Array]) -> dict[str, Array]:
     """The history with an entry at a slot; one beyond its end drops the entry, without a branch."""
-    return {
-        name: jax.tree.map(
-            lambda h, x: h.at[slot].set(x.astype(h.dtype), mode="drop"), past, entry[name]
-        )
-        for name, past in history.items()
-    }
+    put = lambda h, x: h.at[slot].set(x.astype(h.dtype), mode="drop")
+    return {name: jax.tree.map(put, past, entry[name]) for name, past in history.items()}
 
 
 def advance(
@@ -162,9 +158,8 @@ def advance(
         if history:
             due = (count % every == 0) & solver.recorded(state, count)
             beyond = jax.tree.leaves(history)[0].shape[0]
-            history = _put(
-                history, jnp.where(due, count // every, beyond), solver.observe(state, count)
-            )
+            slot = jnp.where(due, count // every, beyond)
+            history = _put(history, slot, solver.observe(state, count))
         return Run(state, count, code, history)
 
     def running(run: Run[State]) -> Array:

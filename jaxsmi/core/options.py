@@ -201,9 +201,8 @@ class Record(eqx.Module):
 
     def __init__(self, function: Callable[..., PyTree] | None = None, every: int | None = None):
         allowed = "a function of a state"
-        self.function = as_module(
-            validate.optional(validate.function, "function", function, allowed)
-        )
+        function = validate.optional(validate.function, "function", function, allowed)
+        self.function = as_module(function)
         self.every = validate.optional(validate.count, "every", every)
 
     @classmethod
@@ -286,9 +285,8 @@ def setup(
     if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
         kept = Path(folder).expanduser()
         kept.mkdir(parents=True, exist_ok=True, mode=0o700)  # its files are run
-        for name, value in zip(
-            CACHE_SETTINGS, (_CACHE_SIZE, _CACHE_SECONDS, str(kept)), strict=True
-        ):
+        values = (_CACHE_SIZE, _CACHE_SECONDS, str(kept))
+        for name, value in zip(CACHE_SETTINGS, values, strict=True):
             jax.config.update(name, value)
         compilation_cache.reset_cache()  # JAX remembers that there was none
 

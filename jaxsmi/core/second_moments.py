@@ -112,12 +112,7 @@ def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> 
         means,
         _variance(square, deviation),
         _groups("variances of the features", deviation, (0, 1), "data.standardise()"),
-        _groups(
-            "norms of the tokens",
-            deviation,
-            (2,),
-            "divide each by its norm over √D",
-        ),
+        _groups("norms of the tokens", deviation, (2,), "divide each by its norm over √D"),
         _correlations(rows, D),
         _tokens(np.swapaxes(x, 1, 2).reshape(-1, M)),
     )

@@ -290,11 +290,7 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
 
 
 def semidefinite(
-    name: str,
-    value: Any,
-    size: int | None = None,
-    rounding: float = 1e-9,
-    definite: bool = False,
+    name: str, value: Any, size: int | None = None, rounding: float = 1e-9, definite: bool = False
 ) -> Array:
     """The symmetric part of a positive semi-definite matrix (size, size); NaN where it is traced
     and is none. `rounding`: the lowest eigenvalue, relative to the largest, is at least -rounding,

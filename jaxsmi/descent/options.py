@@ -87,9 +87,8 @@ class Gradient(eqx.Module):
 
     def __post_init__(self) -> None:
         # a module, so that the numbers that a loss closes over are traced and differentiable
-        self.loss = as_module(
-            validate.optional(validate.function, "loss", self.loss, validate.LOSS)
-        )
+        loss = validate.optional(validate.function, "loss", self.loss, validate.LOSS)
+        self.loss = as_module(loss)
         self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
         if isinstance(self.batch_size, (float, np.floating)):
             share = float(self.batch_size)
@@ -136,9 +135,8 @@ class Monitor(eqx.Module):
 
     def __post_init__(self) -> None:
         allowed = "a function of the weights"
-        self.record = as_module(
-            validate.optional(validate.function, "record", self.record, allowed)
-        )
+        record = validate.optional(validate.function, "record", self.record, allowed)
+        self.record = as_module(record)
         self.every = validate.optional(validate.count, "every", self.every)
         self.test = validate.optional(validate.instance, "test", self.test, Dataset, "a Dataset")
         self.patience = validate.optional(validate.count, "patience", self.patience)

@@ -112,10 +112,8 @@ def train(
     validate.instance("optimizer", optimizer, optax.GradientTransformation, allowed)
     key = validate.key("key", key, many=True)
     steps = validate.count("steps", steps)
-    allowed = "smi.Gradient(batch_size=.., ..)"
-    gradient = validate.settings("gradient", gradient, Gradient, allowed)
-    allowed = "smi.Monitor(every=.., ..)"
-    monitor = validate.settings("monitor", monitor, Monitor, allowed)
+    gradient = validate.settings("gradient", gradient, Gradient, "smi.Gradient(batch_size=.., ..)")
+    monitor = validate.settings("monitor", monitor, Monitor, "smi.Monitor(every=.., ..)")
     data, monitor = check_settings(model, data, gradient, monitor)
     state = initial_state(model, data, optimizer, key, start)
     # last: it compiles a gradient
@@ -212,9 +210,8 @@ def initial_state(
     """The state at which a run, or one for each key, starts."""
     dimension = data.dimension
     shape = model.student.shape(dimension)
-    dtype = jnp.dtype(
-        data.inputs.dtype if isinstance(data, Dataset) else data.dtype or theory_dtype()
-    )
+    own = data.inputs.dtype if isinstance(data, Dataset) else data.dtype
+    dtype = jnp.dtype(own or theory_dtype())
     many = key.ndim == (1 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 2)
     if isinstance(start, Solution):
         start = validate.instance("start", start.state, TrainState, "a Solution of smi.train")
@@ -225,19 +222,14 @@ def initial_state(
         same = jax.tree.structure(start.optimizer) == jax.tree.structure(memory)
         together = jnp.max(start.step) == jnp.min(start.step)
         shown = f"a state of {batch or 'one'} run(s) with {runs} keys"
-        for condition, value, allowed in (
-            (start.weights.shape[-2:] == shape, start.weights, f"a state with weights {shape}"),
-            (start.weights.dtype == dtype, start.weights.dtype.name, f"weights in {dtype.name}"),
-            (runs in (None, batch), shown, "one key, or one for each run"),
-            (same, "the memory of another optimiser", "the memory of this optimiser"),
-            # the loop counts for all runs
-            (
-                together,
-                start.step,
-                "runs that are all at the same step (or continue each run by itself)",
-            ),
-        ):
-            check(condition, "start", value, allowed)
+        W = start.weights
+        check(W.shape[-2:] == shape, "start", W, f"a state with weights {shape}")
+        check(W.dtype == dtype, "start", W.dtype.name, f"weights in {dtype.name}")
+        check(runs in (None, batch), "start", shown, "one key, or one for each run")
+        check(same, "start", "the memory of another optimiser", "the memory of this optimiser")
+        # the loop counts for all runs
+        allowed = "runs that are all at the same step (or continue each run by itself)"
+        check(together, "start", start.step, allowed)
         return start
     allowed = f"a scale, weights {shape}, a tuple (M, Q) of overlaps, or a Solution of smi.train"
     if isinstance(start, tuple):  # a list may be weights
@@ -354,13 +346,8 @@ def check_settings(
         check(compared, "target", monitor.target, allowed)
     if isinstance(data, Stream):
         check(isinstance(size, int), "batch_size", size, "an integer >= 1 for a Stream")
-        order = gradient.order
-        check(
-            order == "shuffled",
-            "order",
-            order,
-            "'shuffled' for a Stream, which draws new samples at each step",
-        )
+        allowed = "'shuffled' for a Stream, which draws new samples at each step"
+        check(gradient.order == "shuffled", "order", gradient.order, allowed)
         sample = jax.eval_shape(lambda: Dataset(*data.draw(jax.random.key(0), 1)))
         check_data(model, sample, teacher=False)
         return data, monitor

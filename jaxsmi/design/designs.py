@@ -159,13 +159,11 @@ class AbstractOperator(eqx.Module):
     @property
     def precisions(self) -> Mapping[str, Callable[[Array, Array], Array]]:
         """Estimates of A (P, P) from g (N, P, M) and ∂g (N, P, M, P, M), by name."""
-        return {
-            "outer": lambda g, _: self._outer_precision(g),
-            "divergence": lambda _, dg: self._divergence_precision(dg),
-        }
+        return {"outer": self._outer_precision, "divergence": self._divergence_precision}
 
-    def _divergence_precision(self, dg: Array) -> Array:
+    def _divergence_precision(self, g: Array, dg: Array) -> Array:
         """Estimate A as -(1/n) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
+        del g
         # symmetric in expectation only
         total = self.sum_devices(jnp.einsum("npmqm->pq", self._along_fields(dg)))
         return symmetric(-total / self.entries)
@@ -174,8 +172,9 @@ class AbstractOperator(eqx.Module):
         """∂g times the covariance of the fields in units of V."""
         return dg
 
-    def _outer_precision(self, g: Array) -> Array:
+    def _outer_precision(self, g: Array, dg: Array) -> Array:
         """Estimate A (P, P) as (1/n) Σ_μ Σ_m g gᵀ, g (N, P, M): positive semi-definite."""
+        del dg
         # positive semi-definite by construction, as the mean of -∂g is only in expectation
         return self.sum_devices(jnp.einsum("npm,nqm->pq", g, g)) / self.entries
 
@@ -197,10 +196,7 @@ class AbstractOperator(eqx.Module):
         return self.samples / self.entries
 
     def forward_adjoint(
-        self,
-        W: Array,
-        rows: PyTree,
-        response: Callable[[Array, PyTree], tuple[Array, PyTree]],
+        self, W: Array, rows: PyTree, response: Callable[[Array, PyTree], tuple[Array, PyTree]]
     ) -> tuple[PyTree, Array]:
         """Compute fields, a response to them and its adjoint with one drawing of regenerated
         inputs.
@@ -422,16 +418,14 @@ class RectangularDesign(AbstractDesign):
             "aspect_ratio": (beta, L / d),
         }
         # a shift of 1 % is of the order 1/d of fluctuations between runs at d = 100
-        moved = [
+        moved = ", ".join(
             f"{name} {exact:g} -> {rounded:g}"
             for name, (exact, rounded) in ratios.items()
             if abs(rounded / exact - 1.0) > 0.01
-        ]
+        )
         if moved:
-            warnings.warn(
-                f"at dimension {d} these ratios are rounded by more than 1 %: {', '.join(moved)}.",
-                stacklevel=4,
-            )
+            said = f"at dimension {d} these ratios are rounded by more than 1 %: {moved}."
+            warnings.warn(said, stacklevel=4)
 
 
 class RectangularOperator(AbstractOperator):
@@ -524,10 +518,10 @@ class SymmetricOperator(AbstractOperator):
         """d²."""
         return self.inputs.shape[2] ** 2
 
-    def _outer_precision(self, g: Array) -> Array:
+    def _outer_precision(self, g: Array, dg: Array) -> Array:
         """Estimate A (L, L) as the diagonal of (1/n) Σ_μ Σ_m g gᵀ: matrices are denoised one by
         one."""
-        return jnp.diag(jnp.diagonal(super()._outer_precision(g)))
+        return jnp.diag(jnp.diagonal(super()._outer_precision(g, dg)))
 
     def _along_fields(self, dg: Array) -> Array:
         """Fields are symmetric, of variance two on the diagonal."""

@@ -66,9 +66,8 @@ def sparse(key: PRNGKeyArray, shape: tuple[int, ...], dtype: DTypeLike) -> Array
     """Draw iid numbers, zero with probability 0.9, else N(0, 10): of variance one, kurtosis 30."""
     where_key, size_key = jax.random.split(key)
     size = gaussian(size_key, shape, dtype) * math.sqrt(1.0 / _SPARSE_DENSITY)
-    return jnp.where(jax.random.bernoulli(where_key, _SPARSE_DENSITY, shape), size, 0.0).astype(
-        dtype
-    )
+    there = jax.random.bernoulli(where_key, _SPARSE_DENSITY, shape)
+    return jnp.where(there, size, 0.0).astype(dtype)
 
 
 # laws of the entries of inputs, all of mean zero and variance one

@@ -70,10 +70,7 @@ class Tokens(eqx.Module):
     cross: Array | None
 
     def __init__(
-        self,
-        encoding: ArrayLike,
-        gram: ArrayLike | None = None,
-        cross: ArrayLike | None = None,
+        self, encoding: ArrayLike, gram: ArrayLike | None = None, cross: ArrayLike | None = None
     ):
         allowed = "E of shape (tokens M, directions K), or (M,)"
         E = validate.array("encoding", encoding, allowed)

@@ -16,10 +16,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import clamp_to_tiny, concrete, theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, concrete, nan_unless, theory_dtype
 from jaxsmi.priors.base import Traits
 from jaxsmi.priors.iid import AbstractIidPrior, Mixture, sizes
 
@@ -122,20 +123,6 @@ class BernoulliGauss(AbstractEntries):
         return log_weight, jnp.stack([zeros, zeros]), jnp.stack([zeros, scale])
 
 
-def _probabilities(weights: object) -> Array:
-    allowed, positive = "probabilities (K,)", validate.NON_NEGATIVE
-    value = validate.array("weights", weights, allowed, shape=(None,), interval=positive)
-    # 1e-6: probabilities that were rounded to float32
-    sums = jnp.abs(jnp.sum(value) - 1.0) < 1e-6
-    validate.check(sums, "weights", value, "numbers >= 0 that add up to one")
-    return jnp.where(sums, value, jnp.nan)  # traced weights that do not add up
-
-
-def _widths(scales: object) -> Array:
-    positive = validate.NON_NEGATIVE
-    return validate.array("scales", scales, "numbers >= 0 (K,)", interval=positive)
-
-
 class GaussianMixture(AbstractEntries):
     """Prior with independent entries, each a mixture of Gaussians.
 
@@ -167,25 +154,29 @@ class GaussianMixture(AbstractEntries):
         [theory: multi-index, section 2].
     """
 
-    weights: Float[Array, " K"] = eqx.field(converter=_probabilities)
-    means: Float[Array, " K"] = eqx.field(
-        converter=lambda x: validate.array("means", x, "numbers (K,)")
-    )
-    scales: Float[Array, " K"] = eqx.field(converter=_widths)
-    mirrored: bool = eqx.field(static=True, default=True)
-    # static: inside jit the widths are traced
-    _points: bool = eqx.field(static=True, init=False, repr=False)
+    weights: Float[Array, " K"]
+    means: Float[Array, " K"]
+    scales: Float[Array, " K"]
+    mirrored: bool = eqx.field(static=True)
+    _points: bool = eqx.field(static=True, repr=False)  # inside jit the widths are traced
 
-    def __post_init__(self) -> None:
-        scales = _widths(self.scales)  # converters come later
-        self._points = concrete(scales) and not np.any(scales)
-
-    def __check_init__(self) -> None:
-        validate.flag("mirrored", self.mirrored)
-        shape = self.weights.shape
-        for name, value in (("means", self.means), ("scales", self.scales)):
-            allowed = f"numbers of shape {shape}, one for each weight"
-            validate.check(value.shape == shape, name, value, allowed)
+    def __init__(
+        self, weights: ArrayLike, means: ArrayLike, scales: ArrayLike, mirrored: bool = True
+    ):
+        allowed, positive = "probabilities (K,)", validate.NON_NEGATIVE
+        share = validate.array("weights", weights, allowed, shape=(None,), interval=positive)
+        # 1e-6: probabilities that were rounded to float32
+        sums = jnp.abs(jnp.sum(share) - 1.0) < 1e-6
+        validate.check(sums, "weights", share, "numbers >= 0 that add up to one")
+        self.weights = nan_unless(share, sums)
+        allowed = f"numbers of shape {share.shape}, one for each weight"
+        self.means = validate.array("means", means, allowed, shape=share.shape)
+        allowed = f"numbers >= 0 of shape {share.shape}, one for each weight"
+        self.scales = validate.array(
+            "scales", scales, allowed, shape=share.shape, interval=positive
+        )
+        self.mirrored = validate.flag("mirrored", mirrored)
+        self._points = concrete(self.scales) and not np.any(self.scales)
 
     @property
     def traits(self) -> Traits:

@@ -55,9 +55,7 @@ from jaxsmi.priors.spectral import (
 
 ASPECT = validate.Interval("a number > 0, or infinity", low=0.0, open_low=True, infinite=True)
 _WIDTH = validate.Interval(
-    "a finite number > 0 (in the limit zero: model.small_width_error)",
-    low=0.0,
-    open_low=True,
+    "a finite number > 0 (in the limit zero: model.small_width_error)", low=0.0, open_low=True
 )
 # above it the law of β = ∞ is used: its error 1/β equals the rounding of the law of finite β
 _MAX_ASPECT = 1e8

@@ -175,12 +175,8 @@ class SpectralPrior(AbstractPrior):
         allowed = "a known number, as shapes depend on it: make the model outside jit"
         # L is a shape
         validate.check(concrete(beta), "aspect_ratio", "a traced number", allowed)
-        validate.check(
-            jnp.isfinite(beta),
-            "aspect_ratio",
-            beta,
-            "a finite number (infinite ones are for theory only)",
-        )
+        allowed = "a finite number (infinite ones are for theory only)"
+        validate.check(jnp.isfinite(beta), "aspect_ratio", beta, allowed)
         return max(round(float(beta) * dimension), 1)
 
     def mmse(self, Qhat: ArrayLike) -> Array:
