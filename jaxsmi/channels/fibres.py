@@ -96,17 +96,12 @@ class FibreChannel(AbstractChannel):
         if fibre.nested:
             moments = _without_difference(moments, root)
         m, halves = moments, moments.halves
-        if halves is not None:  # g of nested branches is flat
+        # g of nested branches is flat
+        g = m.g.reshape(omega.shape)
+        if halves is not None:
             halves = (halves[0].reshape(len(omega), 2, *omega.shape[1:]), halves[1])
-        return Posterior(
-            m.log_mass - fibre.log_norm,
-            m.g.reshape(omega.shape),
-            m.dg,
-            m.ess,
-            m.error,
-            m.dg_error,
-            halves,
-        )
+        log_partition = m.log_mass - fibre.log_norm
+        return Posterior(log_partition, g, m.dg, m.ess, m.error, m.dg_error, halves)
 
 
 def single_suffices(budget: Budget, deviation: Array) -> Array:

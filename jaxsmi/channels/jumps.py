@@ -115,13 +115,10 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
         middle = 0.5 * (low + high)
         between = labels_of(law, middle)
         lower = change(between, at_low) >= change(at_high, between)
-        return (
-            jnp.where(lower, low, middle),
-            jnp.where(lower, middle, high),
-            jnp.where(lower[..., None], at_low, between),
-            jnp.where(lower[..., None], between, at_high),
-            early,
-        )
+        low, high = jnp.where(lower, low, middle), jnp.where(lower, middle, high)
+        lower = lower[..., None]
+        at_low, at_high = jnp.where(lower, at_low, between), jnp.where(lower, between, at_high)
+        return low, high, at_low, at_high, early
 
     grid = jnp.tile(jnp.linspace(0.0, 1.0, _INTERVALS + 1, dtype=dtype), (_LINES, 1))
     labels = labels_of(law, grid)

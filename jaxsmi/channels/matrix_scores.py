@@ -34,14 +34,14 @@ from __future__ import annotations
 import abc
 import functools
 import warnings
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.channels.attention_link import hardmax
 from jaxsmi.channels.base import AbstractChannel, Key, Posterior, Response
@@ -119,18 +119,11 @@ class AbstractScores(AbstractChannel):
         return Posterior(log_partition, jax.vmap(gamma)(statistic, omega), dg, exact, zero, zero)
 
     def response(
-        self,
-        Q: Array,
-        V: Array,
-        *,
-        key: PRNGKeyArray | None = None,
-        points: int = 0,
-        nets: int = 2,
-        tangents: bool = True,
+        self, Q: Array, V: Array, *, nets: int = 2, tangents: bool = True, **others: Any
     ) -> Response:
         """Return f and Ψ at Q, V (1, 1), in the form of sampled channels: replicas all equal,
         `jacobian` exact."""
-        del key, points
+        del others  # of sampled averages
         q, v = Q[0, 0], V[0, 0]
         mean = self.information(q, v) * jnp.ones((1, 1), v.dtype)
         slope = zero = jnp.zeros((), v.dtype)

@@ -99,14 +99,8 @@ class PairedAttentionChannel(DeepAttentionChannel):
         z, means = shifted_rows(omega, chol, t[:, :-2], self.indices - 2)
         mixing = functools.partial(with_skip, beta=beta)
         matrices = mixing_matrices(z, self.layers[:-2], skip, mixing)
-        last = LastLayers(
-            label=u.T[:, :, None],
-            means=(means[0], means[1]),
-            root=chol[-2:, -2:],
-            matrices=matrices,
-            skip=skip[-1],
-            beta=beta,
-        )
+        label, pair = u.T[:, :, None], (means[0], means[1])
+        last = LastLayers(label, pair, chol[-2:, -2:], matrices, skip[-1], beta)
         return last.branches(t.T[-2:, None])
 
 

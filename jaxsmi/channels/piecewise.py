@@ -139,10 +139,8 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 
     def proximal_point(self, label: Array, omega: Array, V: Array) -> Array:
         """Return argmin_z ½ ‖link(z) - y‖² + ½ ‖z - ω‖²/V: for each token the best piece."""
-        given = f"{label.size} numbers a sample"
-        check(
-            label.size == self.tokens, "labels", given, f"{self.tokens}, as of the student's link"
-        )
+        allowed = f"{self.tokens}, as of the student's link"
+        check(label.size == self.tokens, "labels", f"{label.size} numbers a sample", allowed)
         a, b, v = self.slopes, self.offsets, V[0, 0]
         low, high = self._ends()
         # a knot belongs to the piece above

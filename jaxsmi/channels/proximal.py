@@ -29,6 +29,7 @@ from jaxsmi.numerics.linear_algebra import solve_definite
 from jaxsmi.numerics.minimum import Minimum, hessian, lowest_minima
 
 Loss = Callable[[Array, Array], Array]  # ℓ_y(z) of a label and of its fields
+Prox = Callable[[Array, Array, Array], Array]  # proximal point from a label, ω and V
 Law = Callable[[Array, Array], Array]  # label of a sample from teacher fields (P*, M) and noise
 
 
@@ -131,13 +132,7 @@ def points_by_descent(
 
 
 def points_by_formula(
-    prox: Callable[[Array, Array, Array], Array],
-    loss: Loss,
-    law: Law,
-    teacher_fields: Array,
-    noise: Array,
-    omega: Array,
-    V: Array,
+    prox: Prox, loss: Loss, law: Law, teacher_fields: Array, noise: Array, omega: Array, V: Array
 ) -> ProximalOutput:
     """Find the proximal points of a batch by a formula, prox(y, ω, V): for losses with kinks.
 

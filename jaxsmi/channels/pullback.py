@@ -13,12 +13,12 @@ with ½ in place of 2 makes a channel of the coordinates of that of scores.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.channels.base import AbstractChannel, Key, Posterior, Response
 from jaxsmi.numerics.linear_algebra import symmetric_basis
@@ -94,19 +94,9 @@ class PullbackChannel(AbstractChannel):
         post = self.inner.respond(statistic, omega @ self.basis, self.scale * V, key)
         return pulled_back(post, self.basis, self.scale)
 
-    def response(
-        self,
-        Q: Array,
-        V: Array,
-        *,
-        key: PRNGKeyArray | None,
-        points: int,
-        nets: int,
-        tangents: bool = True,
-    ) -> Response:
-        """Average Tr Γ^l Γ^k (P, P)."""
+    def response(self, Q: Array, V: Array, **settings: Any) -> Response:
+        """Average Tr Γ^l Γ^k (P, P); `settings` as in `AbstractChannel.response`."""
         # Q and V of the coordinates; one factor of two more for each derivative in Q
-        settings = {"key": key, "points": points, "nets": nets, "tangents": tangents}
         scale = self.scale
         r = self.inner.response(scale * Q, scale * V, **settings)
         scaled = (scale**2 * r.mean, scale**2 * r.replicas, scale**3 * r.jacobian)

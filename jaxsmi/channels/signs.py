@@ -319,7 +319,6 @@ def pair_at_zero(
     density = jnp.exp(-0.5 * (w[i] * x + w[j] * y)) / (2 * jnp.pi * jnp.sqrt(det))
     if k is None:
         return density, jnp.zeros_like(det), jnp.ones_like(det)
-    a = levels * V[i, k]
-    b = levels * V[j, k]
+    a, b = levels * V[i, k], levels * V[j, k]
     variance = V[k, k] - (a * a * V[j, j] - 2 * a * b * c + b * b * V[i, i]) / det
     return density, w[k] - a * x - b * y, variance

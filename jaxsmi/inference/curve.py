@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,7 @@ if TYPE_CHECKING:
 # indices grow from what an uninformed run would know of them, and not from more
 _UNINFORMED = 1e-3
 # Fixed points that the next α may start from, though not all are successes
-_REACHED = (
-    Result.SUCCESS,
-    Result.RECOVERED,
-    Result.INACCURATE,
-    Result.MARGINAL,
-    Result.UNSTABLE,
-)
+_REACHED = (Result.SUCCESS, Result.RECOVERED, Result.INACCURATE, Result.MARGINAL, Result.UNSTABLE)
 
 
 class Curve(Described):
@@ -217,17 +212,12 @@ def curve(
     validate.optional(validate.flag, "progress", progress)
     start = as_start(start)
     solutions: list[Solution] = []
+    solve = functools.partial(
+        state_evolution, model, key=key, learner=learner, averages=averages, iteration=iteration
+    )
     with Bar(len(numbers), "curve", progress) as bar:
         for alpha in numbers:
-            solution = state_evolution(
-                model,
-                alpha,
-                key=key,
-                learner=learner,
-                start=start,
-                averages=averages,
-                iteration=iteration,
-            )
+            solution = solve(alpha, start=start)
             solutions.append(solution)
             if not model.channel.closed_form:  # a root has no start
                 start = next_start(solution, start)

@@ -149,12 +149,8 @@ def state_evolution(
         closed_form = model.channel.closed_form
         kind = PrecisionMap if closed_form else OverlapMap
         unused = iteration.tolerance is None or not closed_form
-        check(
-            unused,
-            "tolerance",
-            iteration.tolerance,
-            "None: the overlap is a root, without an iteration",
-        )
+        allowed = "None: the overlap is a root, without an iteration"
+        check(unused, "tolerance", iteration.tolerance, allowed)
     else:
         closed_form = learner.closed_form(model)
         kind = MatrixLearnerMap if learner.matrix else LearnerMap
@@ -186,12 +182,8 @@ def solve(
 def as_start(start: ArrayLike | Start | None) -> Start:
     """A start as the record: an overlap stands for `Start(overlap)`."""
     if isinstance(start, Start):
-        check(
-            start.weights is None,
-            "start.weights",
-            start.weights,
-            "None: theory starts from an overlap",
-        )
+        allowed = "None: theory starts from an overlap"
+        check(start.weights is None, "start.weights", start.weights, allowed)
         return start
     allowed = "an overlap (a number or (P, P)), or smi.Start(..)"
     overlap = validate.optional(validate.array, "start", start, allowed)

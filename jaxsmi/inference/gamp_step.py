@@ -109,13 +109,9 @@ class Observations(eqx.Module):
 
     def forward(self, W: Array) -> Array:
         """Fields (N, P, M) of a signal."""
-        return on_devices(
-            lambda observations, W: observations.operator.forward(W),
-            self.mesh,
-            (self, W),
-            lambda arguments: arguments[0].of_samples,
-            SPREAD,
-        )
+        fields = lambda observations, W: observations.operator.forward(W)
+        of_samples = lambda arguments: arguments[0].of_samples
+        return on_devices(fields, self.mesh, (self, W), of_samples, SPREAD)
 
 
 class GampState(eqx.Module):
@@ -268,9 +264,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
     @property
     def decay(self) -> GeometricDecay:
         """A run of finite dimension fluctuates: a ratio steady to a tenth, for ten steps."""
-        return GeometricDecay(
-            jnp.trace(self.observations.second_moment), slowest=0.98, spread=0.1, steps=10
-        )
+        largest = jnp.trace(self.observations.second_moment)
+        return GeometricDecay(largest, slowest=0.98, spread=0.1, steps=10)
 
     @property
     def compares(self) -> bool:
@@ -417,16 +412,9 @@ class GampIteration(AbstractSolver[GampLoopState]):
             (state.weights, state.covariance, state.onsager),
         )
         missed = seen.posterior.error > self.learner.tolerance
-        next_state = GampState(
-            weights=weights,
-            covariance=covariance,
-            onsager=onsager,
-            g=g,
-            omega=seen.omega,
-            precision=precision,
-            step=state.step + 1,
-        )
-        return next_state, (operator.mean(missed.astype(weights.dtype)), seen.excess)
+        step = state.step + 1
+        new = GampState(weights, covariance, onsager, g, seen.omega, precision, step)
+        return new, (operator.mean(missed.astype(weights.dtype)), seen.excess)
 
     def _messages(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None
@@ -438,9 +426,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
         rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
         if self.calibrate:
             noise = operator.precisions["outer"](seen.posterior.g, seen.posterior.dg)
-            A, rescaling = calibration(
-                b, A, noise, self.observations.second_moment, self.significance
-            )
+            S = self.observations.second_moment
+            A, rescaling = calibration(b, A, noise, S, self.significance)
         b = contract(rescaling, b) + self.side.b
         return Messages(seen, A + self.side.precision, b, A, rescaling)
 

@@ -167,9 +167,8 @@ class LabelAverages(eqx.Module):
         # log Z of a label is its log probability, and g the teacher's score
         known = channel.respond(channel.statistic(labels), z, rho)
         odds = jnp.exp(known.log_partition).reshape(self.nets, -1)
-        reply = self.learner.respond_to_teacher(
-            lambda _, label: label, z, labels, omega, x.covariance
-        )
+        given = lambda _, label: label
+        reply = self.learner.respond_to_teacher(given, z, labels, omega, x.covariance)
         weight = odds * jnp.repeat(weight, copies, axis=1)
         return _Labelled(omega, z, labels, known.g, reply, weight)
 

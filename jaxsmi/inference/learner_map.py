@@ -243,10 +243,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             "variance": (jnp.linalg.eigvalsh(x.covariance)[0] > 0.0, "a positive definite V"),
             "overlap": (jnp.linalg.eigvalsh(x.overlap)[0] > 0.0, "a positive definite Q"),
             "direction_overlap": (fits, "B with [[Q, B], [Bᵀ, G]] positive semi-definite"),
-            "teacher_overlap": (
-                self.admissible(x),
-                "M with S - Mᵀ Q^{-1} M positive semi-definite",
-            ),
+            "teacher_overlap": (self.admissible(x), "M with S - MᵀQ^{-1}M positive semi-definite"),
         }
         for name, (condition, allowed) in conditions.items():
             check(condition, name, parts[name], allowed)

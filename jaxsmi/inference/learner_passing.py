@@ -42,11 +42,8 @@ def learner_task(model: AbstractModel, learner: Any) -> Task:
     precision = "divergence"
     if not learner.matrix:
         responder, _ = learner_of(learner, model)
-        student, risk, check_labels = (
-            responder.network,
-            _IndexRisk(responder),
-            responder.check_labels,
-        )
+        student, risk = responder.network, _IndexRisk(responder)
+        check_labels = responder.check_labels
     else:
         teacher = one_matrix(model)
         if learner.closed_form(teacher):

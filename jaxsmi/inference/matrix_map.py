@@ -138,10 +138,8 @@ class PrecisionMap(AbstractOrderMap):
         numbers = self.numbers(x)
         V = numbers["error"]
         recovered = run.result == Result.RECOVERED
-        fields = {
-            "spectral_radius": missing_array((), V.dtype),
-            "state": {"qhat": jnp.where(recovered, jnp.inf, jnp.exp(x))},
-        }
+        qhat = jnp.where(recovered, jnp.inf, jnp.exp(x))
+        fields = {"spectral_radius": missing_array((), V.dtype), "state": {"qhat": qhat}}
         errors = {"overlap": _matrix(jnp.zeros_like(V))}
         return End(x, numbers, self.slope(x, x), errors, run.result, fields)
 

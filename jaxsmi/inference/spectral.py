@@ -204,15 +204,8 @@ def _state(observations: Observations, W: Array, T: Array, theory: Outlier) -> G
     weighted = jnp.einsum("nij,naj->nai", T, fields).reshape(-1, A, P, tokens)
     g = jnp.einsum("apq,naqm->npm", scale @ theory.resolvent, weighted)
     onsager = jnp.einsum("pq,nqm->npm", covariance, g)
-    return GampState(
-        weights=mean,
-        covariance=covariance,
-        onsager=onsager,
-        g=g,
-        omega=observations.forward(mean) - onsager,
-        precision=precision,
-        step=jnp.zeros((), int),
-    )
+    omega = observations.forward(mean) - onsager
+    return GampState(mean, covariance, onsager, g, omega, precision, jnp.zeros((), int))
 
 
 @eqx.filter_jit
@@ -288,16 +281,11 @@ class Product(eqx.Module):
         """Apply the operator to columns (P D, k)."""
         P, D = self.shape
         weights = vectors.T.reshape(-1, P, D)
-        moved = on_devices(
-            # not the design's own operator: only index models have these products
-            lambda observations, T, W: IndexOperator(
-                observations.data.inputs, observations.axes
-            ).weighted(T, W),
-            self.observations.mesh,
-            (self.observations, self.T, weights),
-            lambda arguments: [*arguments[0].of_samples, arguments[1]],
-            EVERYWHERE,
-        )
+        # not the design's own operator: only index models have these products
+        product = lambda seen, T, W: IndexOperator(seen.data.inputs, seen.axes).weighted(T, W)
+        of_samples = lambda arguments: [*arguments[0].of_samples, arguments[1]]
+        arguments = (self.observations, self.T, weights)
+        moved = on_devices(product, self.observations.mesh, arguments, of_samples, EVERYWHERE)
         moved = moved - jnp.einsum("pq,kqd->kpd", self.shift, weights)
         return moved.reshape(-1, P * D).T
 

@@ -96,10 +96,8 @@ def label_moments(post: Posterior, second_moment: Array) -> LabelMoments:
     P, M = post.g.shape[-2:]
     # the noise of random nodes alone is no signal: its square is, a product of halves is not
     signal = jnp.einsum("npm,nqm->npq", post.factors[0][0], post.factors[1][0])
-    excess = jnp.einsum("pa,namcl,cq->npmql", root, post.dg, root)
-    return LabelMoments(
-        symmetric(root @ signal @ root), symmetric(excess.reshape(-1, P * M, P * M))
-    )
+    excess = jnp.einsum("pa,namcl,cq->npmql", root, post.dg, root).reshape(-1, P * M, P * M)
+    return LabelMoments(symmetric(root @ signal @ root), symmetric(excess))
 
 
 def dressed_covariance(G: Array, Q: Array, sign: float = 1.0) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ from jaxtyping import Array, PRNGKeyArray
 from jaxsmi.channels import proximal
 from jaxsmi.channels.base import AbstractLabels, Posterior, check_outcomes
 from jaxsmi.channels.piecewise import ModulusChannel, PiecewiseLinearChannel
-from jaxsmi.channels.proximal import ProximalOutput
+from jaxsmi.channels.proximal import Prox, ProximalOutput
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import (
     as_module,
@@ -54,7 +54,6 @@ from jaxsmi.learners.penalties import BoundedPenalty, Ridge
 from jaxsmi.models.index import IndexModel
 from jaxsmi.priors.iid import squares
 
-Prox = Callable[[Array, Array, Array], Array]
 Starts = Callable[[Array, Array], Array]
 
 _BLOCK_SIZE = 4096  # samples whose proximal points are sought at a time
