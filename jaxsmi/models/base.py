@@ -66,11 +66,8 @@ def warn_of_inputs(model: AbstractModel, data: Dataset, consequence: str = _RUN_
         return False
     message = data.second_moments(quick=True).message
     if message:
-        warnings.warn(
-            "message passing assumes inputs of iid entries of mean zero and variance one; these "
-            f"are not: {message}. {consequence}",
-            stacklevel=3,
-        )
+        assumed = "message passing assumes inputs of iid entries of mean zero and variance one"
+        warnings.warn(f"{assumed}; these are not: {message}. {consequence}", stacklevel=3)
     return bool(message)
 
 

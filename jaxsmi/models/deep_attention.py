@@ -161,10 +161,8 @@ class DeepAttention(IndexModel):
             return IntegratedChannel(indices, tokens, budget, link, self.noise)
         error = default_tolerance(indices * tokens) if tolerance is None else tolerance
         if not last.invertible:
-            name = (
-                f"noiseless attention with a last layer of rank {last.rank}, {last.heads} heads, "
-                f"tied={last.tied}"
-            )
+            shape = f"rank {last.rank}, {last.heads} heads, tied={last.tied}"
+            name = f"noiseless attention with a last layer of {shape}"
             remedy = (
                 "one head in the last layer, tied of rank one or two, or untied of rank one, or "
                 "noise > 0 (integrated numerically)"

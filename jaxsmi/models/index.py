@@ -404,11 +404,8 @@ class MultiIndex(IndexModel):
             if link is None and labels.outcomes is not None:
                 link = labels.mean
                 name = name or _name_of(log_likelihood, "p(y|z)")
-            link = validate.function(
-                "link",
-                link,
-                "a JAX function (E[y|z] beside a log_likelihood= without outcomes=), or a channel=",
-            )
+            words = "E[y|z] beside a log_likelihood= without outcomes="
+            link = validate.function("link", link, f"a JAX function ({words}), or a channel=")
             self.name = name or _name_of(link)
             law = as_module(link)
             # NumPy: inside jit an array of JAX would be traced, and an index out of range no error
@@ -591,12 +588,7 @@ def _likelihood(
     allowed = "a function log p(y|z) of (label, fields)"
     law = as_module(validate.function("log_likelihood", log_likelihood, allowed))
     if outcomes is not None:
-        check(
-            sampler is None,
-            "sampler",
-            sampler,
-            "None beside outcomes=, which are summed",
-        )
+        check(sampler is None, "sampler", sampler, "None beside outcomes=, which are summed")
         allowed = "all labels (K, ...), two or more"
         values = validate.array("outcomes", outcomes, allowed)
         check(values.ndim >= 1 and len(values) > 1, "outcomes", outcomes, allowed)

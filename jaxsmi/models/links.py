@@ -492,12 +492,8 @@ def piecewise_linear(
     # without noise a flat piece has another posterior, another program: a traced slope must be
     # known not to be zero
     steep = jnp.all((a != 0.0) | np.array(flat)) if noiseless else True
-    check(
-        steep,
-        "slopes",
-        slopes,
-        "numbers that are known to be zero or not, as there is no noise: a slope may not be traced",
-    )
+    allowed = "numbers known to be zero or not, as there is no noise: a slope may not be traced"
+    check(steep, "slopes", slopes, allowed)
     variance = validate.number("noise", noise, VARIANCE)
     a, k = nan_unless(a, varies, steep), nan_unless(k, increasing)
     # an average over few labels is a sum: drawn ones would jump as the overlap moves

@@ -223,14 +223,9 @@ class MatrixMetric(AbstractMetric):
         exact = self.model.exact_error(Q[0, 0], bayes=bayes)
         if exact is not None:
             return exact
-        return prediction_error(
-            self.model,
-            Q,
-            key=validate.key("key", key),
-            bayes=bayes,
-            points=power_of_two(points // 8),
-            scatter=self._scatter,
-        )
+        key, size = validate.key("key", key), power_of_two(points // 8)
+        scatter = self._scatter
+        return prediction_error(self.model, Q, key=key, bayes=bayes, points=size, scatter=scatter)
 
     @property
     def _scatter(self) -> Callable[[Array], Array] | None:

@@ -128,9 +128,7 @@ class AbstractFlowTeacher(eqx.Module):
 
     @abc.abstractmethod
     def teacher_student(
-        self,
-        student: Any = None,
-        loss: Callable[[Array, Array], Array] | None = None,
+        self, student: Any = None, loss: Callable[[Array, Array], Array] | None = None
     ) -> TeacherStudent:
         """Pair the model with a student of as many tokens (default: the model itself), under a loss
         of (prediction, label) (default: the loss of the model, else ‖ŷ - y‖²)."""

@@ -303,9 +303,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         residual = jnp.max(jnp.abs(difference))
         rho = perron_value(evaluation.jacobian)
         newton_step = resolvent(evaluation.jacobian, difference)
-        distance = jnp.maximum(
-            residual / jnp.maximum(1.0 - rho, _MIN_GAP), jnp.max(jnp.abs(newton_step))
-        )
+        plain = residual / jnp.maximum(1.0 - rho, _MIN_GAP)
+        distance = jnp.maximum(plain, jnp.max(jnp.abs(newton_step)))
         changed = state.rough == state.exact
         # a Newton step that did not halve the residual: the error of J is too large for all of it
         expected = (1.0 - 0.5 * state.polished) * state.residual
@@ -384,9 +383,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         # twice: a cut Newton step holds a part of the plain one as well
         short = jnp.max(jnp.abs(candidate - V)) < 2.0 * _MAX_STEP * jnp.max(self.scale)
         spare = jnp.linalg.eigvalsh(self.scale - candidate)[0]
-        inside = (spare > -_MAX_EXCESS * jnp.trace(self.scale)) & (
-            jnp.linalg.eigvalsh(candidate)[0] > 0.0
-        )
+        inside = spare > -_MAX_EXCESS * jnp.trace(self.scale)
+        inside = inside & (jnp.linalg.eigvalsh(candidate)[0] > 0.0)
         return similar & short & inside & jnp.all(jnp.isfinite(candidate))
 
     def observe(self, state: FixedPointState, count: Array) -> dict[str, Array]:

@@ -80,9 +80,7 @@ class RectangularSpectrum(AbstractSpectrum):
     @property
     def error(self) -> Array:
         """MMSE: mean squared error per entry of the best estimate of S from Y."""
-        R1 = self.aspect
-        R2 = self.rank
-        R = self.noise
+        R1, R2, R = self.aspect, self.rank, self.noise
         by_estimate = 1.0 - self.mean(_shrunk(self.x, self.hilbert, R1, R) ** 2) / jnp.sqrt(R1)
         a = 1.0 - R2 - R * R2
         root = jnp.sqrt(a * a + 4.0 * R * R2)
@@ -258,9 +256,7 @@ def _band_coordinate(heights: Array, gap: Array, c: CriticalPoints) -> tuple[Arr
 
 def _log_potential(u: Array, v: Array, size: Array, c: CriticalPoints) -> Array:
     """Re L(u + iv)."""
-    R1 = c.aspect
-    R2 = c.rank
-    R = c.noise
+    R1, R2, R = c.aspect, c.rank, c.noise
     modulus = 0.5 * jnp.log(size)  # log|D|
     to_rank = 0.5 * jnp.log((u - R2) ** 2 + v**2)
     M = 0.5 * jnp.log((u + c.m) ** 2 + v**2) + 0.5 * jnp.log((u - c.m_plus) ** 2 + v**2)
@@ -315,9 +311,7 @@ def rectangular_information(aspect: ArrayLike, rank: ArrayLike, qhat: ArrayLike)
     aspect, rank, qhat = (jnp.asarray(x, theory_dtype()) for x in (aspect, rank, qhat))
     faint = _faint(aspect, rank, qhat)
     law = rectangular_spectrum(aspect, rank, 1.0 / jnp.where(faint, 1.0, qhat))
-    R1 = law.aspect
-    R2 = law.rank
-    R = law.noise
+    R1, R2, R = law.aspect, law.rank, law.noise
     c = critical_points(R1, R2, R)
     over = R1 - 1.0
     log_over = jnp.log(jnp.where(over > 0.0, over, 1.0))

@@ -258,9 +258,8 @@ class _Refinement(eqx.Module):
         integral, chunk = self.integral, self.shape.nodes
 
         def over(block: PyTree, nodes: Nodes) -> Sums:
-            return sums_over(
-                nodes, integral.shared_variables, *integral.integrand(block, nodes.points)
-            )
+            values = integral.integrand(block, nodes.points)
+            return sums_over(nodes, integral.shared_variables, *values)
 
         def in_single(block: PyTree, nodes: Nodes) -> Sums:
             narrow = lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x
@@ -281,9 +280,8 @@ class _Refinement(eqx.Module):
     def at_level(self, block: PyTree, level: _Level) -> tuple[FieldMoments, Array]:
         """The moments of a block by one rule, and the error (S,) of the tail beyond its nodes."""
         S, rule = self.block, self.rule
-        groups = lax.map(
-            lambda group: self.group_sums(block, group, level), jnp.arange(rule.groups)
-        )
+        of_group = lambda group: self.group_sums(block, group, level)
+        groups = lax.map(of_group, jnp.arange(rule.groups))
         top = jnp.max(groups.top, axis=0)
         each = jax.vmap(Sums.relative_to, in_axes=(0, None))(groups, top)
         sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), each)
@@ -343,9 +341,8 @@ class _Refinement(eqx.Module):
         `spread` (S,)."""
         mean, covariance = moments_of(sums.table)
         one = jnp.eye(mean.shape[-1], dtype=spread.dtype)
-        moved = self.integral.respond(
-            mean + shift[:, None], covariance + spread[:, None, None] * one
-        )
+        wider = covariance + spread[:, None, None] * one
+        moved = self.integral.respond(mean + shift[:, None], wider)
         return _relative_change(moved[0], g), _relative_change(moved[1], dg)
 
     def without_bias(self, split: Array) -> tuple[Array, Array]:
@@ -413,10 +410,8 @@ class _Refinement(eqx.Module):
         if self.share is not None:
             due = jnp.where(jnp.arange(self.total) < self.share * self.total, due, self.last + 1)
         lowest = jnp.min(due)
-        block = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((self.block, *x.shape[1:]), x.dtype),
-            self.integral.samples,
-        )
+        shape_of = lambda x: jax.ShapeDtypeStruct((self.block, *x.shape[1:]), x.dtype)
+        block = jax.tree.map(shape_of, self.integral.samples)
         level = _Level(lowest, self.rule.rows(lowest))
         shapes = jax.eval_shape(lambda block: self.at_level(block, level)[0], block)
         empty = lambda x: jnp.zeros((self.total, *x.shape[1:]), x.dtype)

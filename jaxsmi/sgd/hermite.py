@@ -185,10 +185,8 @@ def _noise_average_jvp(
     dmean = jnp.zeros_like(mean) if dmean is None else dmean
     dvariance = jnp.zeros_like(variance) if dvariance is None else dvariance
     change = _Change(f, df, dmean, dvariance)
-    return (
-        _noise_average(f, mean, variance, count=count),
-        _noise_average(change, mean, variance, count=count),
-    )
+    value = _noise_average(f, mean, variance, count=count)
+    return value, _noise_average(change, mean, variance, count=count)
 
 
 _WIDTH = 13.0  # of the integrals over one number: a Gaussian has 1e-38 of its mass outside
@@ -232,9 +230,8 @@ def coefficients(
     Source:
         [ALSKZ25]; [theory: online-sgd, Eq. (19)].
     """
-    function = as_module(
-        validate.function("function", function, "a JAX function of the fields (L,)")
-    )
+    allowed = "a JAX function of the fields (L,)"
+    function = as_module(validate.function("function", function, allowed))
     length = validate.count("length", length, at_most=MAX_TOKENS)
     degree = validate.count("degree", degree, 0)
     steps = float(validate.number("shift", shift, Interval("a finite number, in steps")))
@@ -296,10 +293,9 @@ def second_moment(function: Callable[[Array], Array], length: int) -> float:
         return float(sum(jnp.sum(x**2) for x in series.values()))
     grid = TokenGrid.of(length)
     inner = np.where(np.abs(grid.nodes) <= _CORE_SHARE * grid.nodes[-1], grid.weights, 0.0)
-    whole, part = (
-        float(jnp.ravel(_projections(square(function), grid.nodes, weights, length, 0))[0])
-        for weights in (grid.weights, inner)
-    )
+    norm = square(function)
+    mean = lambda weights: float(_projections(norm, grid.nodes, weights, length, 0).ravel()[0])
+    whole, part = mean(grid.weights), mean(inner)
     return whole if np.isfinite(whole) and whole - part <= _TAIL_SHARE * whole else np.inf
 
 

@@ -29,7 +29,14 @@ from jaxsmi.numerics.linear_algebra import conjugation, inverse_root, sqrt_psd, 
 from jaxsmi.numerics.quadrature import gaussian_points
 from jaxsmi.sgd.hermite import MAX_TOKENS, coefficients, multi_indices, second_moment, square
 from jaxsmi.sgd.problem import Initial, check_gradient, check_noiseless, is_even, pair_of
-from jaxsmi.sgd.sample_averages import GradientMoments, SgdSetting, net_averages, sizes_of, spread
+from jaxsmi.sgd.sample_averages import (
+    MIN_AXIS_POINTS,
+    GradientMoments,
+    SgdSetting,
+    net_averages,
+    sizes_of,
+    spread,
+)
 
 _SIZES = 2**18, 16  # points of all nets, and nets: errors of 1e-4 of the risk of attention
 _RISK_ROUNDING = 1e3  # machine epsilons of the risk: a sum over 1e4 nodes loses less
@@ -88,13 +95,8 @@ def risk(
     pair = pair_of(model, student, loss)
     setting = SgdSetting.of(pair, overlaps, key, averages, _SIZES)
     values, rounding = _risk(setting)
-    exists = setting.averages.exists()
-    check(
-        exists,
-        "target",
-        "a function without a second moment",
-        "a function with a finite second moment",
-    )
+    exists, allowed = setting.averages.exists(), "a function with a finite second moment"
+    check(exists, "target", "a function without a second moment", allowed)
     return Estimate(jnp.mean(values), spread(values) + rounding)
 
 
@@ -351,7 +353,6 @@ def _rays(series: dict[tuple[int, ...], float], size: int, small: float) -> np.n
 _RATES_SIZES = 2**19, 8  # points of all nets, and nets: Λ of two layers to 1 %
 _RECOVERY_SIZES = 2**17, 8
 _ZERO_CORRELATION = 1e-9  # of correlations that count as zero
-_MIN_AXIS_POINTS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
 
 
 class RatesErrors(NamedTuple):
@@ -498,10 +499,8 @@ def _rates(
     """
     # independent points: products of averages over one set would be biased
     keys = [jax.random.fold_in(key, i) for i in range(3)]
-    curvatures = [
-        _curvatures(model, square, k, size, nets)
-        for model, square, k in zip(models, (Q, pair.gram), keys, strict=False)
-    ]
+    sides = zip(models, (Q, pair.gram), keys, strict=False)
+    curvatures = [_curvatures(*side, size, nets) for side in sides]
     averages = net_averages(pair, triangular_root(pair.gram), keys[2], size, nets)
     M = jnp.zeros((pair.rows, pair.fixed), Q.dtype)
     found = averages.over_nets(lambda net: net.at(M, Q))
@@ -531,7 +530,7 @@ def _curvatures(model: IndexModel, Q: Array, key: PRNGKeyArray, size: int, nets:
 
 def _fields(Q: Array, tokens: int, key: PRNGKeyArray, size: int, nets: int) -> tuple[Array, Array]:
     """Draw points z ~ N(0, Q) of each net (nets, n, P, tokens), and their weights."""
-    position, weight = gaussian_points(key, size, nets, len(Q) * tokens, _MIN_AXIS_POINTS)
+    position, weight = gaussian_points(key, size, nets, len(Q) * tokens, MIN_AXIS_POINTS)
     normals = position.reshape(nets, -1, len(Q), tokens)
     return jnp.einsum("pq,rnqm->rnpm", sqrt_psd(Q), normals), weight
 

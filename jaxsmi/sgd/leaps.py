@@ -217,10 +217,9 @@ def exponents(
     links = [link]
     if student is not None:
         links.append(as_module(validate.function("student", student, _FUNCTION)))
+    point = jnp.linspace(0.3, 0.7, L)
     shapes = [
-        validate.call_user_function(
-            name, jax.eval_shape, _FUNCTION, f, jnp.linspace(0.3, 0.7, L)
-        ).shape
+        validate.call_user_function(name, jax.eval_shape, _FUNCTION, f, point).shape
         for name, f in zip(("model", "student"), links, strict=False)
     ]
     check(shapes[0] == shapes[-1], "student", f"answers of shape {shapes[-1]}", f"{shapes[0]}")
@@ -289,11 +288,9 @@ def _link_of(model: AbstractTeacher | _Function, length: int | None) -> tuple[_F
         allowed = "an index model, or a function and its length"
         return validate.instance("model", model, AbstractTeacher, allowed).link_of_fields()
     allowed = f"{_FUNCTION}, or a model, without a length of its own"
-    function = validate.function("model", model, allowed)
+    function, L = validate.function("model", model, allowed), validate.count("length", length)
     # a model of it: its target is validated there
-    return SequenceSingleIndex(
-        function, validate.count("length", length), function
-    ).link_of_fields()
+    return SequenceSingleIndex(function, L, function).link_of_fields()
 
 
 def _functions_of(link: _Function, length: int) -> _Function:
@@ -348,10 +345,8 @@ def _expansion(
     series = terms(function)
     if length <= MAX_TOKENS:
         moment = second_moment(function, length)
-        exists = np.isfinite(moment)
-        check(
-            exists, "model", "a link without a second moment", "a link with a finite second moment"
-        )
+        allowed = "a link with a finite second moment"
+        check(np.isfinite(moment), "model", "a link without a second moment", allowed)
         orders = _orders(length, order)
         grids = [np.asarray(coefficients(function, length, order, s)) for s in (0.0, 0.5)]
         found = Expansion(orders, np.stack([x[tuple(orders.T)] for x in grids]), moment, False)

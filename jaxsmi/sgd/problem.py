@@ -121,12 +121,8 @@ class Rule(eqx.Module):
     def batch_size(self) -> int:
         """B."""
         size, order = self.gradient.batch_size or 1, self.gradient.order
-        check(
-            isinstance(size, int),
-            "batch_size",
-            size,
-            "a number of samples: online SGD has no data set to pass through",
-        )
+        allowed = "a number of samples: online SGD has no data set to pass through"
+        check(isinstance(size, int), "batch_size", size, allowed)
         check(order == "shuffled", "order", order, "'shuffled': each sample is used once")
         return int(size)
 
@@ -183,9 +179,8 @@ def pair_of(
     allowed = _MODEL if kind is AbstractTeacher else _FLOW_MODEL
     teacher = validate.instance("model", model, kind, allowed)
     learner = validate.optional(validate.instance, "student", student, kind, "an index model")
-    pair = teacher.teacher_student(
-        learner, validate.optional(validate.function, "loss", loss, validate.LOSS)
-    )
+    loss = validate.optional(validate.function, "loss", loss, validate.LOSS)
+    pair = teacher.teacher_student(learner, loss)
     tokens = pair.tokens * pair.groups
     shapes = ((pair.targets, tokens), (pair.rows, tokens), (pair.noise_size,))
     check_scalar(pair.sample_loss, *(jax.ShapeDtypeStruct(s, theory_dtype()) for s in shapes))
@@ -264,9 +259,7 @@ def check_noiseless(pair: TeacherStudent) -> None:
 def check_moving(pair: TeacherStudent, M: Array) -> None:
     """Raise a ValueError for a flow at rest: from M = 0, of a loss that is even in every row."""
     if concrete((pair, M)) and not bool(jnp.any(M != 0.0)):
-        allowed = (
-            "M of order 1/√D: the flow does not leave M = 0 (smi.sgd.simulate does, by its noise)"
-        )
+        allowed = "M of order 1/√D: the flow stays at M = 0 (smi.sgd.simulate leaves, by its noise)"
         check(not is_even(pair, 1), "M", M, allowed)
 
 

@@ -58,7 +58,7 @@ from jaxsmi.sgd.problem import Initial, Overlaps, check_gradient, gram_of
 # Signs of rows are flipped so that the symmetries of a model hold exactly, in so many copies
 # of a point: more copies leave fewer independent points.
 _MAX_COPIES = 8
-_MIN_AXIS_POINTS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
+MIN_AXIS_POINTS = 40  # points an axis of a grid, at least: softmax has poles near the real axis
 _BLOCK_POINTS = 2**15  # points whose fields lie in memory together
 _MAX_GRID_TOKENS = 3  # two tokens take milliseconds, three seconds, four would take minutes
 
@@ -318,7 +318,7 @@ def net_averages(
     copies = len(signs)
     # without its signs M = 0 would not be at rest, and the exit from it amplifies any error
     points = max(size // copies, 1)
-    position, weight = gaussian_points(key, points, nets, rows + pair.noise_size, _MIN_AXIS_POINTS)
+    position, weight = gaussian_points(key, points, nets, rows + pair.noise_size, MIN_AXIS_POINTS)
     normals = jnp.moveaxis(position, -1, 1)  # (nets, rows + noise, n)
     body = normals[:, :rows].reshape(nets, k + P, 1, tokens, -1) * signs.T[:, :, None, None]
     body = jnp.moveaxis(body, 2, 3).reshape(nets, k + P, pair.tokens, pair.groups, -1)

@@ -54,10 +54,9 @@ class RunStart(NamedTuple):
             weights = None
         has_overlaps = pair.spherical or isinstance(student, (tuple, list))
         if not has_overlaps and np.ndim(student) == 2:
-            allowed = (
-                f"W* ({pair.targets}, {dimension}) beside weights, of inputs without directions"
-            )
             if weights is None or pair.directions:
+                rows = f"W* ({pair.targets}, {dimension})"
+                allowed = f"{rows} beside weights, of inputs without directions"
                 raise ValueError(f"teacher: got {teacher!r}; allowed: {allowed}.")
             allowed = f"a scale, overlaps (M, Q), or weights ({pair.rows}, {dimension})"
             W = validate.array("start", student, allowed, shape=(pair.rows, dimension))
@@ -296,9 +295,8 @@ def simulate(
     parts = []
     for first in range(0, len(keys), _RUNS_TOGETHER):
         own = slice(first, first + _RUNS_TOGETHER)
-        chain = OverlapChain.of(
-            update, dimension, steps, jax.tree.map(lambda x, own=own: x[..., own], begin)
-        )
+        part = jax.tree.map(lambda x, own=own: x[..., own], begin)
+        chain = OverlapChain.of(update, dimension, steps, part)
         label = "SGD" if monitor.progress else None
         parts.append(_run_together(chain, keys[own], steps, every, label))
     runs = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
