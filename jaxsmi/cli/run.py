@@ -217,12 +217,8 @@ def _of_sweep(results: xarray.Dataset, rows: int) -> Report:
     codes = results.result.values
     messages = list(dict.fromkeys(word for word in results.message.values.flat if word))
     sizes = [f"{name} {n}" for name, n in results.sizes.items() if name != "index_"]
-    text = [
-        f"{rows} rows, {', '.join(sizes)}.",
-        f"Results: {counts(codes)}.",
-        _overlaps(results),
-        *messages[:5],
-    ]
+    text = [f"{rows} rows, {', '.join(sizes)}.", f"Results: {counts(codes)}.", _overlaps(results)]
+    text += messages[:5]
     ended = collections.Counter(Result(int(code)).name for code in codes.flat)
     data = {"points": codes.size, "results": dict(ended), "messages": messages}
     failed = int(np.sum(results.message.values != ""))
@@ -262,10 +258,8 @@ def _grid(entries: dict[str, Any]) -> Grid:
     missing = [name for name in _REQUIRED if name not in entries]
     if missing:
         raise ValueError(f"missing: {' and '.join(missing)}.")
-    parameters, settings = (
-        validate.instance(name, entries.get(name, {}), dict, f"a table [{name}]")
-        for name in ("parameters", "settings")
-    )
+    of = lambda name: validate.instance(name, entries.get(name, {}), dict, f"a table [{name}]")
+    parameters, settings = of("parameters"), of("settings")
     values = {name: _range(name, x) for name, x in parameters.items()}
     axes = {name: value for name, value in values.items() if isinstance(value, list)}
     fixed = {name: value for name, value in values.items() if name not in axes}

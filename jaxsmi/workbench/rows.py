@@ -91,10 +91,8 @@ class Grid:
     @property
     def rows(self) -> list[tuple[dict[str, Any], int]]:
         """Parameters and seed of each row."""
-        points = [
-            dict(zip(self.axes, values, strict=True))
-            for values in itertools.product(*self.axes.values())
-        ]
+        values = itertools.product(*self.axes.values())
+        points = [dict(zip(self.axes, point, strict=True)) for point in values]
         return list(itertools.product(points, self.seeds))
 
     def solve(self, number: int) -> Row:

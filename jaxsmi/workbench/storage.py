@@ -171,12 +171,9 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
         ImportError: Without xarray, with the remedy.
     """
     xarray = import_xarray()
-    validate.check(
-        np.ndim(solution.alpha) == 0,
-        "solution",
-        f"a batch with alpha of shape {np.shape(solution.alpha)}",
-        "one solution; take it out of the batch with jax.tree.map(lambda leaf: leaf[0], batch)",
-    )
+    found = f"a batch with alpha of shape {np.shape(solution.alpha)}"
+    allowed = "one solution, such as jax.tree.map(lambda leaf: leaf[0], batch)"
+    validate.check(np.ndim(solution.alpha) == 0, "solution", found, allowed)
     P = np.shape(solution.overlap)[0]
     square = ("index", "index_")
     axes = {

@@ -8,6 +8,7 @@ numbers, bit for bit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -252,12 +253,8 @@ def _solve(
             # one thread each: XLA uses several cores for one program anyway. No logs: at Ctrl-C
             # they are of cancelled tasks and lost heartbeats, and a lost worker is an exception
             with _without_interrupts():
-                cluster = LocalCluster(
-                    count,
-                    threads_per_worker=1,
-                    dashboard_address=None,  # pyright: ignore
-                    silence_logs=logging.CRITICAL,
-                )
+                quiet: Any = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+                cluster = LocalCluster(count, threads_per_worker=1, **quiet)
                 stack.enter_context(cluster)
             scheduler = stack.enter_context(Client(cluster))
         elif isinstance(scheduler, str):
@@ -265,10 +262,8 @@ def _solve(
         client: Client = scheduler
         # JAX is set up anew in each process
         settings = {name: jax.config.values[name] for name in ("jax_enable_x64", *CACHE_SETTINGS)}
-        futures = [
-            client.submit(_solve_on_worker, grid, number, settings, pure=False, retries=_RETRIES)
-            for number in numbers
-        ]
+        solve = functools.partial(client.submit, _solve_on_worker, pure=False, retries=_RETRIES)
+        futures = [solve(grid, number, settings) for number in numbers]
         for future in as_completed(futures):
             yield future.result()
             future.release()  # else its worker keeps the arrays
