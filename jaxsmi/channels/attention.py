@@ -80,10 +80,7 @@ class AbstractAttentionChannel(AbstractChannel):
         M = self.tokens
         fits = labels.ndim == 3 and labels.shape[1:] == (M, M)
         check(fits, "labels", labels, f"an array of shape (N, {M}, {M})")
-        allowed = (
-            "float64, by jax.config.update('jax_enable_x64', True) (a float32 softmax cannot be "
-            "inverted)"
-        )
+        allowed = "float64, by smi.setup() (a float32 softmax cannot be inverted)"
         check(labels.dtype == jnp.float64, "labels", labels.dtype.name, allowed)
         allowed = "positive attention weights (softmax weights must not underflow to zero)"
         xp = array_module(labels)

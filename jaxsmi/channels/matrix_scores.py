@@ -82,13 +82,11 @@ class AbstractScores(AbstractChannel):
     def information(self, q: Array, V: Array) -> Array:
         """Return f(q) = E ‖g‖² = M/(V + spread) at the overlap q and the rest V: the precision that
         a sample adds."""
-        del q
         return self.measurements / (V + self.spread)
 
     def mean_log_partition(self, q: Array, V: Array) -> Array:
         """Return Ψ(q) = E log Z_out = -w M log(V + spread), up to a constant if labels are
         noiseless numbers."""
-        del q
         return -self.weight * self.measurements * jnp.log(V + self.spread)
 
     def _log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
@@ -105,7 +103,6 @@ class AbstractScores(AbstractChannel):
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Return log Z_out, g = Γ and ∂g in the layout of the engine: ω (N, 1, T²), V (1, 1)."""
-        del key
         N, T, v = len(omega), self.tokens, V[0, 0]
 
         def gamma(statistic: Array, omega: Array) -> Array:
@@ -123,7 +120,6 @@ class AbstractScores(AbstractChannel):
     ) -> Response:
         """Return f and Ψ at Q, V (1, 1), in the form of sampled channels: replicas all equal,
         `jacobian` exact."""
-        del others  # of sampled averages
         q, v = Q[0, 0], V[0, 0]
         mean = self.information(q, v) * jnp.ones((1, 1), v.dtype)
         slope = zero = jnp.zeros((), v.dtype)

@@ -163,7 +163,6 @@ class AbstractOperator(eqx.Module):
 
     def _divergence_precision(self, g: Array, dg: Array) -> Array:
         """Estimate A as -(1/n) Σ_μ Σ_m ∂g_m/∂ω_m (P, P)."""
-        del g
         # symmetric in expectation only
         total = self.sum_devices(jnp.einsum("npmqm->pq", self._along_fields(dg)))
         return symmetric(-total / self.entries)
@@ -174,7 +173,6 @@ class AbstractOperator(eqx.Module):
 
     def _outer_precision(self, g: Array, dg: Array) -> Array:
         """Estimate A (P, P) as (1/n) Σ_μ Σ_m g gᵀ, g (N, P, M): positive semi-definite."""
-        del dg
         # positive semi-definite by construction, as the mean of -∂g is only in expectation
         return self.sum_devices(jnp.einsum("npm,nqm->pq", g, g)) / self.entries
 

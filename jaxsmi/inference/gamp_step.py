@@ -289,7 +289,6 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
     def step(self, state: GampLoopState, count: Array) -> GampLoopState:
         """One step; a non-finite one is not taken."""
-        del count
         old = state.state
         new, (inaccurate, excess) = self._step(old, state.damping.value)
         trace = jnp.trace(new.covariance)
@@ -327,7 +326,6 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
     def recorded(self, state: GampLoopState, count: Array) -> Array:
         """Finite states only."""
-        del count
         return state.finite
 
     def terminate(self, state: GampLoopState, count: Array) -> Array:
@@ -406,11 +404,9 @@ class GampIteration(AbstractSolver[GampLoopState]):
         weights, covariance = self.learner.posterior(b, A)
         onsager = jnp.einsum("pq,nqm->npm", covariance @ rescaling, g)
         # `Damping.relative` undoes the factor 1 - d in the change of Ŵ: a change here is one there
-        weights, covariance, onsager = jax.tree.map(
-            lambda new, old: (1.0 - damping) * new + damping * old,
-            (weights, covariance, onsager),
-            (state.weights, state.covariance, state.onsager),
-        )
+        damped = lambda new, old: (1.0 - damping) * new + damping * old
+        weights, covariance = damped(weights, state.weights), damped(covariance, state.covariance)
+        onsager = damped(onsager, state.onsager)
         missed = seen.posterior.error > self.learner.tolerance
         step = state.step + 1
         new = GampState(weights, covariance, onsager, g, seen.omega, precision, step)

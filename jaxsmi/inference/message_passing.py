@@ -95,14 +95,8 @@ _LOOPS = 3.0  # times their size: where free entropies tell ends apart (docs/pri
 # 0 of 8 runs at d = 60 learned, with these 3 of 8.
 _MATRIX_SIZES = (0.1, 0.3)
 _FURTHER_SIZES = (0.3, 1.0)  # of random starts where ends disagree: larger ones end elsewhere
-_FAILED = (
-    Result.DIVERGED,
-    Result.NONFINITE,
-    Result.INVALID,
-    Result.OVERCONFIDENT,
-    Result.REGRESSED,
-)
 _DAMP_MORE_AFTER = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
+_FAILED = (*_DAMP_MORE_AFTER, Result.INVALID, Result.REGRESSED)
 
 
 def gamp(

@@ -214,27 +214,22 @@ def _solution(
 ) -> Solution:
     """The estimate as a user takes it."""
     model, data = observations.model, observations.data
-    state, eigenpairs = start.state, start.eigenpairs
+    state, eigenpairs, theory = start.state, start.eigenpairs, start.outlier
     masked = lambda x: jnp.where(valid, x, missing())
     # ten times as much, an angle of 0.2, still costs only 4 % of the overlap
     settled = eigenpairs.residual < 10.0 * _RESIDUAL
     code = choose(
         (True, Result.MAX_STEPS),
         (settled, Result.SUCCESS),
-        (~start.outlier.learned, Result.NOTHING_LEARNED),
+        (~theory.learned, Result.NOTHING_LEARNED),
         (~jnp.all(jnp.isfinite(state.weights)), Result.NONFINITE),
         (~valid, Result.INVALID),
     )
     measured = model.metric.overlaps(state.weights, data.teacher)
     root = sqrt_psd(observations.second_moment)
-    history = {
-        "step": jnp.zeros(()),
-        **measured,
-        "eigenvalue": eigenpairs.values,
-        "outlier": start.outlier.eigenvalue,
-        "edge": start.outlier.edge,
-        "expected": root @ start.outlier.overlap @ root,
-    }
+    found = {"eigenvalue": eigenpairs.values, "outlier": theory.eigenvalue, "edge": theory.edge}
+    expected = root @ theory.overlap @ root
+    history = {"step": jnp.zeros(()), **measured, **found, "expected": expected}
     Q = masked(measured["overlap"])
     return Solution(
         overlap=Q,

@@ -183,7 +183,6 @@ class AbstractLearner(eqx.Module):
 
     def closed_form(self, model: AbstractModel) -> bool:
         """Return True if averages over labels of `model` have a closed form."""
-        del model
         return False
 
 
@@ -210,7 +209,6 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
 
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError for labels (N, ...) that the learner gives probability zero."""
-        del labels
 
     def losses(self, fields: Array, labels: Array) -> Array:
         """Return ℓ_y(z) of a batch of fields (n, P, M); zero for a posterior."""
@@ -236,7 +234,6 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
 
     def test_loss(self, outputs: Array, labels: Array) -> Array:
         """Return the loss (n,) of predictions on labels; zero for a posterior."""
-        del labels
         return jnp.zeros(len(outputs), outputs.dtype)
 
     @abc.abstractmethod

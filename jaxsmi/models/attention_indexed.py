@@ -48,6 +48,7 @@ from jaxsmi.models.symmetry import AbstractSymmetry
 from jaxsmi.models.teacher_student import (
     AbstractFlowTeacher,
     MatrixPair,
+    StudentLoss,
     TeacherStudent,
     squared_loss,
 )
@@ -213,8 +214,8 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         check(self.readout.drawable, "model", title(self), "one whose labels can be drawn")
         gram = self.prior.second_moment()
         return TeacherStudent(
-            label=_Label(coordinates(self.readout)),
-            loss=_Loss(coordinates(learner.readout), squared_loss if loss is None else loss),
+            label=_Coordinates(coordinates(self.readout)).label,
+            loss=StudentLoss(_Coordinates(coordinates(learner.readout)).link, loss or squared_loss),
             agreement=learner.metric.cosines,
             # that of one matrix fluctuates by 1/d
             draw_gram=eqx.Partial(_constant, gram),
@@ -249,23 +250,16 @@ def _law(prior: SpectralPrior) -> AbstractSymmetricLaw:
     return validate.instance("rank_ratio", prior.law, AbstractSymmetricLaw, allowed)
 
 
-class _Label(eqx.Module):
-    """Label of a sample from its noise and fields of variance q, half of that of coordinates."""
+class _Coordinates(eqx.Module):
+    """A channel of fields of variance q, half of that of coordinates."""
 
     channel: AbstractChannel
 
-    def __call__(self, fields: Array, noise: Array) -> Array:
+    def label(self, fields: Array, noise: Array) -> Array:
         return self.channel.label(_SCALE * fields, noise)
 
-
-class _Loss(eqx.Module):
-    """ℓ of a student's prediction from such fields."""
-
-    channel: AbstractChannel
-    loss: Callable[[Array, Array], Array]
-
-    def __call__(self, label: Array, fields: Array) -> Array:
-        return self.loss(self.channel.link(_SCALE * fields).reshape(label.shape), label)
+    def link(self, fields: Array) -> Array:
+        return self.channel.link(_SCALE * fields)
 
 
 def _constant(value: Array, key: PRNGKeyArray, dimension: int) -> Array:

@@ -144,7 +144,6 @@ class Bilinear(MatrixModel):
     def exact_error(self, q: Array, *, bayes: bool) -> Estimate | None:
         """Return V, or 2V for a symmetric matrix, the error of both predictors of the linear
         output: E[y|ω] = ω."""
-        del bayes
         if not self.readout.closed_form:
             return None
         value = (2.0 if self.symmetric else 1.0) * (self.prior.norm - q)

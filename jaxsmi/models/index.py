@@ -55,7 +55,12 @@ from jaxsmi.models.base import (
 )
 from jaxsmi.models.prediction import error_of_rows, posterior_labels, prediction_error
 from jaxsmi.models.symmetry import AbstractSymmetry, Block, symmetries_of, symmetry_of
-from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent, squared_loss
+from jaxsmi.models.teacher_student import (
+    AbstractTeacher,
+    StudentLoss,
+    TeacherStudent,
+    squared_loss,
+)
 from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.iid import AbstractIidPrior, iid_prior
@@ -154,7 +159,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
             gram, encoding = self.inputs.joint_gram(S), self.inputs.encoding
         return TeacherStudent(
             label=self.channel.label,
-            loss=_Loss(learner, squared_loss if loss is None else loss),
+            loss=StudentLoss(learner.link, loss or squared_loss),
             agreement=_Cosines(learner, self.indices),
             draw_gram=eqx.Partial(self.prior.gram, indices=self.indices),
             encoding=encoding,
@@ -252,16 +257,6 @@ class IndexMetric(AbstractMetric):
         # links are cheap, while a posterior in closed form needs few points
         points = max(points, _ERROR_POINTS)
         return prediction_error(self.model, Q, key=key, points=points)
-
-
-class _Loss(eqx.Module):
-    """ℓ(link(z), y) of one sample."""
-
-    student: IndexModel
-    loss: Callable[[Array, Array], Array]
-
-    def __call__(self, label: Array, fields: Array) -> Array:
-        return self.loss(self.student.link(fields).reshape(label.shape), label)
 
 
 class _Cosines(eqx.Module):

@@ -49,6 +49,16 @@ def squared_loss(prediction: Array, label: Array) -> Array:
     return jnp.sum((prediction - label) ** 2)
 
 
+class StudentLoss(eqx.Module):
+    """ℓ(link(z), y) of one sample."""
+
+    link: Callable[[Array], Array]
+    loss: Callable[[Array, Array], Array]
+
+    def __call__(self, label: Array, fields: Array) -> Array:
+        return self.loss(self.link(fields).reshape(label.shape), label)
+
+
 class TeacherStudent(eqx.Module):
     """Pair of a teacher that makes labels and a student that learns from them (module docstring).
 
@@ -165,7 +175,6 @@ class SequenceLoss(eqx.Module):
 
     def label(self, teacher_fields: Array, noise: Array | None = None) -> Array:
         """g(z*) from z* (1, L) or (L,), without noise."""
-        del noise
         return self.target(jnp.ravel(teacher_fields))
 
     def __call__(self, label: Array, fields: Array) -> Array:

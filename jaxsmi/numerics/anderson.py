@@ -90,7 +90,6 @@ class Anderson(AbstractSolver[AndersonState]):
 
     def step(self, state: AndersonState, count: Array) -> AndersonState:
         """The step from x (module docstring)."""
-        del count
         x, build = ravel_pytree(state.x)
         value, _ = ravel_pytree(self.map_of(state.x))
         units, _ = ravel_pytree(self.units(state.x))

@@ -292,7 +292,6 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
     def step(self, state: FixedPointState, count: Array) -> FixedPointState:
         """The Newton step where that is sound, else steps of the linearised map, of which F(V) is
         the first."""
-        del count
         V = state.V
         scale = self.scale
         evaluation = _mapped(self.map_of, V, *self._share(state.rough))

@@ -123,7 +123,6 @@ class AbstractRule(eqx.Module):
     def halves(self, parts: Array) -> Array | None:
         """The tables (G, S, ...) of the groups in two independent halves, (2, G/2, S, ...); None
         where the nodes are not random."""
-        del parts
         return None
 
     @abc.abstractmethod
@@ -239,7 +238,6 @@ class TrapezoidRule(AbstractRule):
 
     def stride(self, error: Array, tolerance: Array) -> Array:
         """One level, or two where the grid resolves nothing yet."""
-        del tolerance
         return jnp.where(error > 1.0, 2, 1)
 
     def compared(self, parts: Array) -> Array:

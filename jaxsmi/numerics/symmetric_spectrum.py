@@ -119,11 +119,6 @@ def inverse_green(g: Array, rho: Array, delta: Array) -> Array:
     return -rho / (g - jnp.sqrt(rho)) + delta * g + 1.0 / g
 
 
-def _slope(g: Array, rho: Array, delta: Array) -> Array:
-    """Slope z'(g) of the inverse of the Green function."""
-    return rho / (g - jnp.sqrt(rho)) ** 2 + delta - 1.0 / g**2
-
-
 class AbstractSymmetricSpectrum(AbstractSpectrum):
     """The law of R = S + √Δ Z of symmetric matrices."""
 
@@ -223,9 +218,11 @@ def _critical(rho: Array, delta: Array) -> tuple[Array, Array]:
     star = a / jnp.where(below, 1.0 - jnp.cbrt(rho), 0.5)
     gap = below & (delta < jnp.where(below, 1.0 - jnp.cbrt(rho), 0.0) ** 3 / rho)
 
+    slope = lambda g: rho / (g - a) ** 2 + delta - 1.0 / g**2  # z'(g)
+
     def root(low: Array, high: Array, rising: float) -> Array:
         low, high = lax.stop_gradient((low, high))
-        return differentiable_root(lambda g: rising * _slope(g, rho, delta), low, high)
+        return differentiable_root(lambda g: rising * slope(g), low, high)
 
     # z' = Δ - 1/g² + ρ/(g-a)²: from -∞ at 0 up to +∞ at a; from 0 downwards likewise
     right = root(jnp.zeros_like(a), jnp.minimum(a, b), 1.0)

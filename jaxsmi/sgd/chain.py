@@ -276,12 +276,9 @@ class OverlapChain(AbstractSolver[ChainState]):
 
     def observe(self, state: ChainState, count: Array) -> dict[str, Array]:
         """Y and Z of the runs that took step number `count`; NaN of those that had stopped."""
-        here = state.steps == count
         P = self.update.pair.rows
-        return {
-            "along": jnp.where(here, state.along[:P], jnp.nan),
-            "across": jnp.where(here, state.across[:P], jnp.nan),
-        }
+        here = lambda rows: jnp.where(state.steps == count, rows[:P], jnp.nan)
+        return {"along": here(state.along), "across": here(state.across)}
 
     def terminate(self, state: ChainState, count: Array) -> Array:
         return state.result

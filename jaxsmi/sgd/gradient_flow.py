@@ -205,10 +205,7 @@ class _FlowEquation(eqx.Module):
 
         # a NaN would take all steps: the answer is masked by its validity instead
         motion = jax.tree.map(lambda x: jnp.where(jnp.isnan(x), 0.0, x), self.motion)
-
-        def drift(t: object, state: Any, args: tuple[AbstractAverages, AbstractMotion]) -> Any:
-            net, moving = args
-            return moving.velocity(net, state)
+        drift = lambda t, state, args: args[1].velocity(args[0], state)
 
         return diffrax.diffeqsolve(
             diffrax.ODETerm(drift),

@@ -536,10 +536,7 @@ def _fields(Q: Array, tokens: int, key: PRNGKeyArray, size: int, nets: int) -> t
 
 
 def maximal_rate(
-    model: AbstractTeacher,
-    *,
-    key: PRNGKeyArray | None = None,
-    averages: Averages | None = None,
+    model: AbstractTeacher, *, key: PRNGKeyArray | None = None, averages: Averages | None = None
 ) -> Estimate:
     r"""Compute the largest learning rate of perfect recovery; of one direction on the sphere, the
     largest at which it leaves the origin.

@@ -389,7 +389,6 @@ class AbstractMotion(eqx.Module):
 
     def law(self, state: Any) -> Any:
         """Law of a matrix of extensive rank; None of rows."""
-        del state
 
 
 def _exact_averages(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:

@@ -276,7 +276,10 @@ def simulate(
     """
     rule = Rule.of(rate)
     pair = pair_of(model, student, rule.gradient.loss)
-    keys = _keys(validate.key("key", key, many=True))
+    keys = validate.key("key", key, many=True)
+    if jnp.issubdtype(keys.dtype, jnp.uint32):  # of the old kind
+        keys = jax.random.wrap_key_data(keys)
+    keys = keys.reshape(-1)
     dimension = validate.count("dimension", dimension, at_most=_MAX_INTEGER)
     monitor = validate.settings("monitor", monitor, Monitor, "a smi.Monitor")
     unused = (monitor.test, monitor.record, monitor.patience) == (None, None, None)
@@ -338,13 +341,6 @@ def _update(pair: TeacherStudent, rule: Rule, dimension: int, monitor: Monitor) 
         projected=pair.spherical or rule.projection == "sphere",
         moving=P if rule.momentum is None else 2 * P,
     )
-
-
-def _keys(key: PRNGKeyArray) -> PRNGKeyArray:
-    """Typed keys (runs,), from one key or several, of the old kind or the new."""
-    if jnp.issubdtype(key.dtype, jnp.uint32):
-        key = jax.random.wrap_key_data(key)
-    return jnp.reshape(key, (1,)) if key.ndim == 0 else key
 
 
 def _steps(alpha: float, batch: int, dimension: int) -> int:

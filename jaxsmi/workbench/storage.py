@@ -44,16 +44,8 @@ if TYPE_CHECKING:
 SCALARS = ("error", "steps", "residual", "spectral_radius", "result")  # fields of one number
 MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
 # numbers that only some solutions have
-OPTIONAL = (
-    "stability",
-    "free_entropy",
-    "train_loss",
-    "test_loss",
-    "energy",
-    "potential",
-    "jump_fraction",
-    "gradient_norm",
-)
+_OF_LEARNERS = ("train_loss", "test_loss", "energy", "potential", "jump_fraction", "gradient_norm")
+OPTIONAL = ("stability", "free_entropy", *_OF_LEARNERS)
 _SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5")  # of netCDF, which is HDF5
 _LARGEST = 256  # arrays of a model with more entries than this are described by shape and type
 

@@ -139,10 +139,7 @@ def solve_grid(
 
 
 def _solve_rows(
-    grid: Grid,
-    folder: pathlib.Path | None,
-    scheduler: str | int | Client | None,
-    progress: bool,
+    grid: Grid, folder: pathlib.Path | None, scheduler: str | int | Client | None, progress: bool
 ) -> dict[int, Row]:
     """All rows by number, each written into the folder as soon as it is solved."""
     rows = {} if folder is None else solved_rows(grid, folder)
