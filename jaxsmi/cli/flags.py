@@ -167,9 +167,7 @@ COMMANDS: dict[str, Command] = {
     "sgd exponents": Command("sgd.leaps:exponents"),
 }
 
-_LINKS = {
-    name.replace("_", "-"): f"models.links:{name}" for name in public_functions("models.links")
-}
+_LINKS = {x.replace("_", "-"): f"models.links:{x}" for x in public_functions("models.links")}
 MODELS: dict[str, str] = {
     "deep-attention": "models.deep_attention:DeepAttention",
     "attention-indexed": "models.attention_indexed:AttentionIndexed",

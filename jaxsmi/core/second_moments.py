@@ -71,9 +71,7 @@ class SecondMoments(NamedTuple):
     @property
     def message(self) -> str:
         """The statistics that fail, with their sizes and remedies; empty if none does."""
-        return "; ".join(
-            f"{moment.name} (size {moment.size:.3f}: {moment.remedy})" for moment in self.failing
-        )
+        return "; ".join(f"{x.name} (size {x.size:.3f}: {x.remedy})" for x in self.failing)
 
     def __str__(self) -> str:
         lines = [f"{'':28}{'size':>9}{'z':>9}{'p':>10}"]

@@ -105,9 +105,8 @@ class Descent(AbstractSolver[Runs]):
             return jax.vmap(lambda *run: self._update(step, *run))(*carry)
 
         zero = jnp.zeros(state.result.shape, theory_dtype())
-        after, order, loss, change = lax.fori_loop(
-            first, end, update, (state.state, state.order, zero, zero)
-        )
+        start = (state.state, state.order, zero, zero)
+        after, order, loss, change = lax.fori_loop(first, end, update, start)
         new = eqx.tree_at(lambda s: (s.state, s.order, s.change), state, (after, order, change))
         new = jax.vmap(self._recorded)(new, loss / (end - first).astype(loss.dtype))
         if self.monitor.patience is None and self.monitor.target is None:

@@ -214,9 +214,8 @@ class Stream(eqx.Module):
         # resolved at each draw, not once: double precision may be switched on later
         dtype = self.dtype or theory_dtype()
         # the shape of one input was taken outside jit, where the model's ratios are numbers
-        inputs = draw_inputs(
-            input_key, samples, self.shape, dtype, True, self.model.design.laws["gaussian"]
-        )
+        law = self.model.design.laws["gaussian"]
+        inputs = draw_inputs(input_key, samples, self.shape, dtype, True, law)
         if self.directions is not None and self.encoding is not None:
             inputs = shifted(inputs, Directions(self.directions, self.encoding).mean)
         assert not isinstance(inputs, Regenerated)

@@ -148,9 +148,8 @@ def _codes(descent: Descent, end: Run[Runs], cosines: Array) -> Array:
     # a start near zero may grow to O(1) per weight
     usual = jnp.maximum(norm(start), jnp.sqrt(float(start[0].size)))
     # weights that are not finite say more than their size
-    overshoot = (norm(end.state.state.weights) > _MAX_GROWTH * usual) & (
-        end.result != Result.NONFINITE
-    )
+    overshoot = norm(end.state.state.weights) > _MAX_GROWTH * usual
+    overshoot = overshoot & (end.result != Result.NONFINITE)
     code = choose((end.result == RUNNING, unmet), (overshoot, Result.DIVERGED), start=end.result)
     # the mean that all random matrices share has a cosine: they have no such chance level
     if not descent.model.design.has_rows:

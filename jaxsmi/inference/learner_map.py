@@ -381,9 +381,8 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             losses = lambda a: (a.train_loss, a.test_loss, a.envelope)
             answers = eqx.tree_at(losses, answers, replace_fn=unknown)
             names = ("train_loss", "test_loss", *self.stationary)
-            numbers, errors = (
-                a | {name: unknown(a[name]) for name in names} for a in (numbers, errors)
-            )
+            masked = lambda a: a | {name: unknown(a[name]) for name in names}
+            numbers, errors = masked(numbers), masked(errors)
         fields = {
             "spectral_radius": spectral_radius(J),
             "stability": stability,

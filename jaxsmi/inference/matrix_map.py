@@ -376,10 +376,8 @@ class MatrixLearnerMap(AbstractLearnerMap):
     def admissible(self, x: Array) -> Array:
         """x is finite, and where labels are averaged over, Q and what it leaves open of S are
         positive."""
-        finite = jnp.all(jnp.isfinite(x))
-        return (
-            finite if self.labels is None else finite & self.labels.admissible(self.parameters(x))
-        )
+        finite, labels = jnp.all(jnp.isfinite(x)), self.labels
+        return finite if labels is None else finite & labels.admissible(self.parameters(x))
 
     def observed(self, x: Array) -> Numbers:
         """e, and the overlaps of the entries."""

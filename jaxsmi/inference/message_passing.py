@@ -580,10 +580,8 @@ def _finish(
     state, code, history = end.state.state, end.result, end.history
     if problem.learner.bayes:
         unstable = (code == Result.SUCCESS) & (bethe.stability > 1.0)
-        overconfident = _overconfident(problem, end)
-        code = choose(
-            (unstable, Result.UNSTABLE), (overconfident, Result.OVERCONFIDENT), start=code
-        )
+        sure = _overconfident(problem, end)
+        code = choose((unstable, Result.UNSTABLE), (sure, Result.OVERCONFIDENT), start=code)
     broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
     if problem.spectral is not None:
         lost = _regressed(problem.spectral, state.weights) & ~broken

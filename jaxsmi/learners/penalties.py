@@ -145,9 +145,8 @@ class BoundedPenalty(AbstractPenalty):
         square, slope = average(squares), average(share) / a
         with_teacher = average(f[:, None] * law.mean + (share / a)[:, None] * pull)
         one = lambda x: x[None, None]
-        overlaps = OrderParameters(
-            one(square), with_teacher[None], one(slope), jnp.zeros_like(conjugates.direction)
-        )
+        none = jnp.zeros_like(conjugates.direction)
+        overlaps = OrderParameters(one(square), with_teacher[None], one(slope), none)
         l1 = self.l1 * (jnp.abs(c) + average(up + down) / a)
         squared = (slope / a).reshape(1, 1, 1, 1)
         return WeightAverages(overlaps, squared, 0.5 * self.ridge * square + l1)

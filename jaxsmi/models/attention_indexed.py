@@ -177,9 +177,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
             return self.readout
         name = f"AttentionIndexed({self.tokens} tokens, {self.output}, {self.layers} layer(s))"
         remedy = "one layer (hardmax: and two tokens)"
-        return NoInference(
-            law=self.link, indices=self.layers, tokens=self.tokens**2, name=name, remedy=remedy
-        )
+        return NoInference(self.layers, self.tokens**2, self.link, name, remedy)
 
     @property
     def decay(self) -> Array:

@@ -86,9 +86,7 @@ class IndexModel(AbstractModel, AbstractTeacher):
     @property
     def design(self) -> IndexDesign:
         """Inputs (N, M, D), teachers W (P, D), α = N/D."""
-        return IndexDesign(
-            prior=self.prior, indices=self.indices, tokens=self.tokens, inputs=self.inputs
-        )
+        return IndexDesign(self.prior, self.indices, self.tokens, self.inputs)
 
     @property
     def student(self) -> IndexStudent:
@@ -444,9 +442,8 @@ class MultiIndex(IndexModel):
                 same = value is None or (concrete(value) and value == default)
                 check(same, word, value, f"{default}, as this channel= has its own")
         self.prior = iid_prior(prior)
-        self.inputs: Tokens | None = validate.optional(
-            validate.instance, "inputs", inputs, Tokens, "smi.Tokens(encoding=..)"
-        )
+        allowed = "smi.Tokens(encoding=..)"
+        self.inputs = validate.optional(validate.instance, "inputs", inputs, Tokens, allowed)
         if self.inputs is not None:
             second_moment = self.prior.second_moment(self.indices)
             self.inputs.check_fit(self.indices, self.tokens, second_moment)

@@ -200,9 +200,8 @@ def semantic_positional(
     """
     weight = Interval("a number in [0, 1]", low=0.0, high=1.0)
     angle = Interval("a number in (0, 1]", low=0.0, high=1.0, open_low=True)
-    target = SemanticPositional(
-        validate.number("omega", omega, weight), validate.number("a", a, angle)
-    )
+    share = validate.number("omega", omega, weight)
+    target = SemanticPositional(share, validate.number("a", a, angle))
     return SequenceSingleIndex(target, 2, Attention("identity"), "paired", loss_factor, loss)
 
 

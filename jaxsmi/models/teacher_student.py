@@ -220,9 +220,8 @@ class HermiteSeries(eqx.Module):
         check(whole and equal, "terms", list(terms), allowed)
         self.degrees = tuple(tuple(int(k) for k in n) for n in terms)
         self.normalised = validate.flag("normalised", normalised)
-        self.coefficients = jnp.stack(
-            [validate.array("terms", a, "finite coefficients") for a in terms.values()]
-        )
+        numbers = [validate.array("terms", a, "finite coefficients") for a in terms.values()]
+        self.coefficients = jnp.stack(numbers)
 
     @property
     def length(self) -> int:

@@ -192,13 +192,12 @@ def self_refining_moments(
     Source:
         [TW14], [M98], [theory: numerics, section 3].
     """
+    sizes = integral.inner, budget.max_nodes
     if budget.grid_fits(integral.inner):
-        rule: AbstractRule = TrapezoidRule(
-            integral.inner, budget.max_nodes, integral.analytic, integral.jumps
-        )
+        rule: AbstractRule = TrapezoidRule(*sizes, integral.analytic, integral.jumps)
     else:
         key = jax.random.key(0) if key is None else key
-        rule = NetRule(integral.inner, budget.max_nodes, key, wide=integral.shared is None)
+        rule = NetRule(*sizes, key, wide=integral.shared is None)
     return _Refinement(integral, rule, budget.tolerance, budget.share).solve()
 
 

@@ -155,9 +155,8 @@ class Spectrum(AbstractSymmetricSpectrum):
         x = jnp.asarray(points, theory_dtype())
         rho, delta = self.rho, self.delta
         a = jnp.sqrt(rho)
-        edges, g, bands = lax.stop_gradient(
-            (self.edges, self.critical, _bands(self.critical, self.gap, rho, delta))
-        )
+        bands = _bands(self.critical, self.gap, rho, delta)
+        edges, g, bands = lax.stop_gradient((self.edges, self.critical, bands))
         left, right = x <= edges[0], x >= edges[3]
         hole = self.gap & (x > edges[1]) & (x < edges[2])
         second = self.gap & (x >= edges[2]) & ~right

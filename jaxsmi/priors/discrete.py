@@ -168,13 +168,11 @@ class GaussianMixture(AbstractEntries):
         # 1e-6: probabilities that were rounded to float32
         sums = jnp.abs(jnp.sum(share) - 1.0) < 1e-6
         validate.check(sums, "weights", share, "numbers >= 0 that add up to one")
-        self.weights = nan_unless(share, sums)
-        allowed = f"numbers of shape {share.shape}, one for each weight"
-        self.means = validate.array("means", means, allowed, shape=share.shape)
-        allowed = f"numbers >= 0 of shape {share.shape}, one for each weight"
-        self.scales = validate.array(
-            "scales", scales, allowed, shape=share.shape, interval=positive
-        )
+        self.weights, shape = nan_unless(share, sums), share.shape
+        allowed = f"numbers of shape {shape}, one for each weight"
+        self.means = validate.array("means", means, allowed, shape=shape)
+        allowed = f"numbers >= 0 of shape {shape}, one for each weight"
+        self.scales = validate.array("scales", scales, allowed, shape=shape, interval=positive)
         self.mirrored = validate.flag("mirrored", mirrored)
         self._points = concrete(self.scales) and not np.any(self.scales)
 

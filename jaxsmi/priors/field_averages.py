@@ -102,9 +102,8 @@ def _average_jvp(
         total += jnp.einsum("...pq,pq->...", slope, Qhat_tangent)
     if jax.tree.leaves(prior_tangent):
         # parameters that are not differentiated have no tangent
-        filled = jax.tree.map(
-            lambda p, t: jnp.zeros_like(p) if t is None else t, prior, prior_tangent
-        )
+        fill = lambda p, t: jnp.zeros_like(p) if t is None else t
+        filled = jax.tree.map(fill, prior, prior_tangent)
         total += average(prior, Qhat, function=_score(function)) @ ravel_pytree(filled)[0]
     return value, total
 

@@ -459,9 +459,8 @@ def rates(
     learner = validate.instance("student", student or model, IndexModel, allowed)
     key = validate.key("key", key)
     size, nets = sizes_of(averages, *_RATES_SIZES)
-    diagonal = lambda x: (
-        jnp.max(jnp.abs(x - jnp.diag(jnp.diagonal(x)))) <= _ZERO_CORRELATION * jnp.max(jnp.abs(x))
-    )
+    largest = lambda x: jnp.max(jnp.abs(x))
+    diagonal = lambda x: largest(x - jnp.diag(jnp.diagonal(x))) <= _ZERO_CORRELATION * largest(x)
     independent = diagonal(pair.gram)
     check(independent, "model", title(teacher), "one whose prior has independent rows")
     P = pair.rows

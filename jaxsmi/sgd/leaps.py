@@ -265,9 +265,8 @@ def _relative(g: Expansion, F: Expansion, tolerance: float) -> int | None:
 def _levels(a: Expansion, b: Expansion) -> tuple[np.ndarray, np.ndarray]:
     """Σ_{|n|=k} ⟨a_n, b_n⟩ for each order k, and their errors."""
     totals = a.orders.sum(axis=1)
-    by_order = lambda x: np.array(
-        [x[..., totals == k, :].sum(axis=(-2, -1)) for k in range(totals.max() + 1)]
-    )
+    orders = range(totals.max() + 1)
+    by_order = lambda x: np.array([x[..., totals == k, :].sum(axis=(-2, -1)) for k in orders])
     if not a.sampled:
         squares = [by_order(x**2) for x in (a.value, a.stderr, b.value, b.stderr)]
         x, dx, y, dy = map(np.sqrt, squares)  # Cauchy and Schwarz, of the two differences
