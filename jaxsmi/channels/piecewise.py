@@ -108,8 +108,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         steep, place = ~np.array(self.flat), np.arange(len(self.flat))
         if self.noise is not None:
             return jnp.asarray(False)
-        ends = jnp.concatenate([jnp.full(1, -jnp.inf), self.knots, jnp.full(1, jnp.inf)])
-        ends = jnp.where(steep, self.slopes, 1.0) * jnp.stack([ends[:-1], ends[1:]]) + self.offsets
+        ends = jnp.where(steep, self.slopes, 1.0) * jnp.stack(self._ends()) + self.offsets
         at_knots = self.slopes[:-1] * self.knots + self.offsets[:-1]
         inside = (at_knots[:, None] >= jnp.min(ends, 0)) & (at_knots[:, None] <= jnp.max(ends, 0))
         # both pieces at a knot end there

@@ -196,8 +196,7 @@ def minimum_nuclear_norm(
     allowed = "a model without label noise: the estimate reproduces all labels"
     check(model.noise == 0.0, "model", "label noise", allowed)
     data = check_data(model, data)
-    inputs = data.stored().stored_inputs
-    rows = inputs.reshape(data.samples, -1).astype(theory_dtype())
+    rows = data.stored().stored_inputs.reshape(data.samples, -1).astype(theory_dtype())
     entries = rows.shape[1]
     allowed = f"at most {entries}, the number of entries of S"
     check(data.samples <= entries, "data", f"{data.samples} samples", allowed)

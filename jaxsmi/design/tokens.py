@@ -103,8 +103,7 @@ class Tokens(eqx.Module):
         check(self.cross.shape == (indices, K), "cross", self.cross, f"shape ({indices}, {K})")
         joint = self.joint_gram(second_moment)
         definite = jnp.linalg.eigvalsh(symmetric(joint))[0] >= -_ROUNDING * jnp.max(jnp.abs(joint))
-        allowed = "R* with [[S, R*], [R*ᵀ, G]] positive semi-definite"
-        check(definite, "cross", self.cross, allowed)
+        check(definite, "cross", self.cross, "R* with [[S, R*], [R*ᵀ, G]] positive semi-definite")
 
     def joint_gram(self, second_moment: Array) -> Array:
         """Return [[S, R*], [R*ᵀ, G]], the expected Gram matrix of teacher and directions."""

@@ -155,15 +155,15 @@ def state_evolution(
         closed_form = learner.closed_form(model)
         kind = MatrixLearnerMap if learner.matrix else LearnerMap
     if closed_form or kind is MatrixLearnerMap:
-        _check_no_start(start)
+        numbers = (start.overlap, start.teacher_overlap, start.variance, start.direction_overlap)
+        allowed = "None for a matrix model, whose iteration has its own start"
+        check(all(x is None for x in numbers) and not start.aided, "start", start, allowed)
     if closed_form:
         unset = averages.points is None and averages.nets is None
-        check(unset, "averages", averages, f"the default {_NO_POINTS}")
+        allowed = "the default averages, as those of a matrix model need no random points"
+        check(unset, "averages", averages, allowed)
     problem = kind.of(Arguments(model, alpha, key, start, averages, learner))
     return solve(problem, iteration, progress)
-
-
-_NO_POINTS = "averages, as those of a matrix model need no random points"
 
 
 def solve(
@@ -189,13 +189,6 @@ def as_start(start: ArrayLike | Start | None) -> Start:
     overlap = validate.optional(validate.array, "start", start, allowed)
     check(overlap is None or overlap.ndim in (0, 2), "start", start, allowed)
     return Start(overlap)
-
-
-def _check_no_start(start: Start) -> None:
-    """Raise a ValueError for a start, which would be ignored."""
-    numbers = (start.overlap, start.teacher_overlap, start.variance, start.direction_overlap)
-    allowed = "None for a matrix model, whose iteration has its own start"
-    check(all(x is None for x in numbers) and not start.aided, "start", start, allowed)
 
 
 # Vanishing noise
@@ -369,8 +362,7 @@ def potential_at(
     pull = prior.weight * (prior.overlap(Qhat) - fixed)
     # to first order in the fluctuations of Q̂ and of log Z_out
     change = jnp.einsum("rpq,pq->r", response.replicas - response.mean, pull)
-    each = frozen(alpha * (change + response.log_partition))
-    stderr = standard_error(each)
+    stderr = standard_error(frozen(alpha * (change + response.log_partition)))
     if not closed_form:
         stderr = jnp.hypot(stderr, INTEGRAL_ERROR)
         value = fixed_point.not_differentiable(value, model, unless=regular_numbers(model))

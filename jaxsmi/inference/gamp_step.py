@@ -135,8 +135,7 @@ class GampState(eqx.Module):
         """Start from weights and a covariance; all other messages are zero."""
         zero = jnp.zeros(fields, weights.dtype)
         no_precision = jnp.zeros_like(covariance)
-        step = jnp.zeros((), int)
-        return cls(weights, covariance, zero, zero, zero, no_precision, step)
+        return cls(weights, covariance, zero, zero, zero, no_precision, jnp.zeros((), int))
 
 
 class SideInformation(NamedTuple):
@@ -408,8 +407,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         weights, covariance = damped(weights, state.weights), damped(covariance, state.covariance)
         onsager = damped(onsager, state.onsager)
         missed = seen.posterior.error > self.learner.tolerance
-        step = state.step + 1
-        new = GampState(weights, covariance, onsager, g, seen.omega, precision, step)
+        new = GampState(weights, covariance, onsager, g, seen.omega, precision, state.step + 1)
         return new, (operator.mean(missed.astype(weights.dtype)), seen.excess)
 
     def _messages(

@@ -309,8 +309,7 @@ def search_learner(
     key = validate.key("key", key)
     averages, iteration = Averages.of(averages), Iteration.of(iteration)
     validate.function("build", build, _BUILD)
-    allowed = "a tree of real numbers"
-    first = jax.tree.map(lambda x: validate.array("start", x, allowed), start)
+    first = jax.tree.map(lambda x: validate.array("start", x, "a tree of real numbers"), start)
     name = validate.choice("objective", objective, _OBJECTIVES)
     learner = validate.call_user_function("build", build, _BUILD, first)
     learner_of(learner, model)

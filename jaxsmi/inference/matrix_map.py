@@ -129,8 +129,7 @@ class PrecisionMap(AbstractOrderMap):
 
     def solve(self, start: None, settings: Settings) -> tuple[PrecisionMap, Run[_Root]]:
         """The root, and the plain trajectory from q̂ = 0 if Newton steps are not taken."""
-        steps = 0 if settings.newton else settings.max_steps
-        return self, _solved(frozen(self), steps)
+        return self, _solved(frozen(self), 0 if settings.newton else settings.max_steps)
 
     def end(self, run: Run[_Root]) -> End:
         """V at the root, without a statistical error."""

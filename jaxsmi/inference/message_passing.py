@@ -454,8 +454,7 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     centred = is_centred(model)
     check(centred, "start", "spectral", allowed)
     observations = Observations.of(with_estimated_norm(model, data, None), data)
-    s = jnp.asarray(REGULARISATION, theory_dtype())
-    start = spectral_start(observations, keys[1], s)
+    start = spectral_start(observations, keys[1], jnp.asarray(REGULARISATION, theory_dtype()))
     allowed = "a positive number, as E[z|y] is not zero for these labels"
     check(~start.has_linear_signal, "start", "spectral", allowed)
     size = jnp.where(start.has_linear_signal | ~centred, jnp.nan, _TINY)

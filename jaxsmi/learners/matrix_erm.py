@@ -227,8 +227,7 @@ class MatrixErm(AbstractLearner):
         decay = validate.number("decay", decay, POSITIVE)
         finite = jnp.isfinite(student.prior.law.aspect_ratio)
         check(finite, "student", title(student), "one of finite aspect_ratio")
-        nuclear = decay * student.prior.law.decay_scale
-        return cls(nuclear=nuclear, loss=loss, student=student)
+        return cls(nuclear=decay * student.prior.law.decay_scale, loss=loss, student=student)
 
     def shrinkage(self, precision: Array, prior_weight: float, signed: bool) -> Shrinkage:
         """Return f at a precision A: of eigenvalues (`signed`), or of singular values."""

@@ -445,8 +445,7 @@ class MultiIndex(IndexModel):
         allowed = "smi.Tokens(encoding=..)"
         self.inputs = validate.optional(validate.instance, "inputs", inputs, Tokens, allowed)
         if self.inputs is not None:
-            second_moment = self.prior.second_moment(self.indices)
-            self.inputs.check_fit(self.indices, self.tokens, second_moment)
+            self.inputs.check_fit(self.indices, self.tokens, self.prior.second_moment(self.indices))
         self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:

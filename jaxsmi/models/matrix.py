@@ -161,8 +161,7 @@ class MatrixModel(AbstractModel):
     def small_width_error(self, scaled: ArrayLike) -> Array:
         """Compute V at ᾱ as ρ -> 0 (module docstring), elementwise."""
         readout = self.closed_form_readout
-        allowed = "finite numbers >= 0"
-        scaled = validate.array("scaled", scaled, allowed, interval=NON_NEGATIVE)
+        scaled = validate.array("scaled", scaled, "finite numbers >= 0", interval=NON_NEGATIVE)
         error, threshold, scale = self.prior.law.small_width
 
         # log 0 has no derivative, and at ᾱ = 0 nothing is learned

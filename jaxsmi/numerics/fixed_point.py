@@ -398,8 +398,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
 
     def progress(self, state: FixedPointState) -> Mapping[str, str]:
         """The overlaps of the single directions."""
-        overlaps = jnp.diagonal(self.scale - state.V)
-        return {"Q": " ".join(f"{q:.4f}" for q in overlaps)}
+        return {"Q": " ".join(f"{q:.4f}" for q in jnp.diagonal(self.scale - state.V))}
 
     def terminate(self, state: FixedPointState, count: Array) -> Array:
         """SUCCESS within the tolerance and away from zero, RECOVERED on geometric decay, else

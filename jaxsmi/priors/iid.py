@@ -576,8 +576,7 @@ class GaussianProfile(AbstractIidPrior):
         """log det(I + s_i C_0 A) of all columns (D,)."""
         product = self.base.second_moment(len(A)) @ A
         identity = jnp.eye(len(A), dtype=A.dtype)
-        of_one = lambda s: jnp.linalg.slogdet(identity + s * product)[1]
-        return jax.vmap(of_one)(self.variances)
+        return jax.vmap(lambda s: jnp.linalg.slogdet(identity + s * product)[1])(self.variances)
 
     @eqx.filter_jit
     def _covariances(self, A: Array) -> Array:

@@ -75,8 +75,7 @@ class Update(eqx.Module):
         """Cosines of the runs, up to the symmetries of the model (.., runs)."""
         pair = self.pair
         M = position.teacher_overlap(pair.rows)
-        Q = position.overlap(pair.rows)
-        return jax.vmap(pair.agreement, -1, -1)(M, Q, position.gram())
+        return jax.vmap(pair.agreement, -1, -1)(M, position.overlap(pair.rows), position.gram())
 
 
 class StepNoise(NamedTuple):

@@ -165,8 +165,7 @@ class _FlowEquation(eqx.Module):
         decay = decay if rule.momentum is None else decay / (1.0 - rule.momentum)
         allowed = "0, as there is no learning rate to scale it"
         check((kappa > 0.0) | (decay == 0.0), "weight_decay", decay, allowed)
-        loss = rule.gradient.loss
-        pair = pair_of(model, student, loss, AbstractFlowTeacher)
+        pair = pair_of(model, student, rule.gradient.loss, AbstractFlowTeacher)
         initial, factors = Initial.of(start), None
         if pair.matrix is not None:
             pair, initial, factors = matrix_start(pair, initial)

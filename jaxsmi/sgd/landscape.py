@@ -92,8 +92,7 @@ def risk(
     Source:
         [ALSKZ25]; [theory: online-sgd, Eqs. (8) to (11)].
     """
-    pair = pair_of(model, student, loss)
-    setting = SgdSetting.of(pair, overlaps, key, averages, _SIZES)
+    setting = SgdSetting.of(pair_of(model, student, loss), overlaps, key, averages, _SIZES)
     values, rounding = _risk(setting)
     exists, allowed = setting.averages.exists(), "a function with a finite second moment"
     check(exists, "target", "a function without a second moment", allowed)
@@ -155,8 +154,7 @@ def averages(
     Source:
         [theory: online-sgd, Eqs. (13), (14), (17), (63)].
     """
-    pair = pair_of(model, student, loss)
-    setting = SgdSetting.of(pair, overlaps, key, averages, _SIZES)
+    setting = SgdSetting.of(pair_of(model, student, loss), overlaps, key, averages, _SIZES)
     found = _averages(setting)
     mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), found)
     return mean, jax.tree.map(spread, found)

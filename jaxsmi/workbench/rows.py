@@ -264,8 +264,7 @@ def _descend(
     """Gradient descent on a teacher and data of its own."""
     data_key, start_key = jax.random.split(key)
     data = model.sample(data_key, dimension=dimension, alpha=alpha)
-    step = make_optimizer(optimizer, learning_rate)
-    return train(model, data, step, key=start_key, **settings)
+    return train(model, data, make_optimizer(optimizer, learning_rate), key=start_key, **settings)
 
 
 def make_optimizer(

@@ -304,9 +304,8 @@ def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
         allowed = "models with the same number of indices"
         validate.check(len(shapes) <= 1, "parameters", f"{name} of shapes {shapes}", allowed)
         shape = shapes.pop() if shapes else ()
-        values = np.full((*messages.shape, *shape), np.nan)
-        if name == "result":
-            values = np.full(messages.shape, int(Result.INVALID))
+        missing = int(Result.INVALID) if name == "result" else np.nan
+        values = np.full((*messages.shape, *shape), missing)
         for k, row in enumerate(ordered):
             if name in row:
                 values[k, messages[k] == ""] = row[name]
