@@ -80,7 +80,10 @@ UNIT_INTERVAL = Interval("a number in (0, 1)", low=0.0, high=1.0, open_low=True,
 VARIANCE = Interval("a variance >= 0", low=0.0)
 FINITE = Interval("a finite number")
 COSINE = Interval("a cosine in (0, 1]", low=0.0, high=1.0, open_low=True)
-LOSS = "a function of (prediction, label) to one number, such as smi.losses.huber(1.0)"
+LOSS = (
+    "a function of (prediction, label) to one number, such as smi.losses.squared or "
+    "smi.losses.huber(1.0)"
+)
 
 
 def check(condition: object, name: str, value: Any, allowed: str) -> None:
