@@ -93,12 +93,10 @@ def format_estimates(values: ArrayLike, stderrs: ArrayLike) -> str:
     known = errors[np.isfinite(errors) & (errors > 0.0)]
     places = 1 - int(np.floor(np.log10(np.min(known, initial=1.0))))
     shown = ".6g" if known.size == 0 else ".7g" if places > 6 else f".{places}f"
-    arrays = (np.asarray(values), shown), (errors, ".2g")
-    texts = (
-        np.array2string(array, separator=", ", threshold=20, formatter={"float": form})
-        for array, form in ((array, f"{{:{shown}}}".format) for array, shown in arrays)
+    text = lambda array, form: np.array2string(
+        array, separator=", ", threshold=20, formatter={"float": lambda x: f"{x:{form}}"}
     )
-    return " ± ".join(texts)
+    return f"{text(np.asarray(values), shown)} ± {text(errors, '.2g')}"
 
 
 def _field_repr(value: object) -> str:
