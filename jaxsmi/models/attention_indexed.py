@@ -50,6 +50,7 @@ from jaxsmi.models.teacher_student import (
     MatrixPair,
     StudentLoss,
     TeacherStudent,
+    known_gram,
     squared_loss,
 )
 from jaxsmi.priors.factors import WishartPrior
@@ -216,7 +217,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
             loss=StudentLoss(_Coordinates(coordinates(learner.readout)).link, loss or squared_loss),
             agreement=learner.metric.cosines,
             # that of one matrix fluctuates by 1/d
-            draw_gram=eqx.Partial(_constant, gram),
+            draw_gram=eqx.Partial(known_gram, gram),
             encoding=jnp.zeros((self.tokens * (self.tokens + 1) // 2, 0), gram.dtype),
             gram=gram,
             targets=1,
@@ -258,11 +259,6 @@ class _Coordinates(eqx.Module):
 
     def link(self, fields: Array) -> Array:
         return self.channel.link(_SCALE * fields)
-
-
-def _constant(value: Array, key: PRNGKeyArray, dimension: int) -> Array:
-    del key, dimension
-    return value
 
 
 def _scores(output: str, tokens: int, beta: Array, noise: Array) -> AbstractScores:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, theory_dtype
@@ -34,6 +34,7 @@ from jaxsmi.models.teacher_student import (
     Network,
     SequenceLoss,
     TeacherStudent,
+    known_gram,
 )
 
 _FUNCTION = "a JAX function of the fields (L,)"
@@ -116,7 +117,8 @@ class SequenceSingleIndex(AbstractTeacher):
             loss=own_loss,
             squared=own_loss if self.loss == "squared" else None,
             agreement=_Size(self.tied),
-            draw_gram=_unit_gram,
+            # the norm of the hidden direction is fixed
+            draw_gram=eqx.Partial(known_gram, jnp.ones((1, 1), theory_dtype())),
             encoding=self.encoding,
             # directions of the encoding are orthonormal, and orthogonal to the hidden one
             gram=jnp.eye(1 + self.encoding.shape[1], dtype=theory_dtype()),
@@ -148,11 +150,6 @@ class _Size(eqx.Module):
         size = jnp.sqrt(jnp.sum(cross**2))
         # an untied network has one overlap a token: the root mean square of them is compared
         return size if self.tied else size / np.sqrt(len(cross))
-
-
-def _unit_gram(key: PRNGKeyArray, dimension: int | Array) -> Array:
-    """The Gram matrix of the hidden direction, whose norm is fixed."""
-    return jnp.ones((1, 1), theory_dtype())
 
 
 class SemanticPositional(eqx.Module):
