@@ -180,14 +180,6 @@ def test_information_falls_with_flips():
     assert abs(information[-1]) < 1e-9
 
 
-def test_flips_are_of_few_members_without_noise():
-    for call in ({"k": 3, "noise": 0.1}, {"k": 5}):
-        with pytest.raises(ValueError, match=r"flip: got 0.1; allowed: 0 for labels with"):
-            smi.links.sign_committee(flip=0.1, **call)
-    with pytest.raises(ValueError, match="flip"):
-        smi.links.sign_committee(3, flip=0.6)
-
-
 @SLOW
 def test_little_noise_on_levels_changes_nothing():
     """Labels 0 and 1 at a variance of 0.01: five standard deviations from their middle. .213771 is

@@ -330,30 +330,3 @@ def test_a_rate_that_is_too_large_is_said_to_diverge():
     assert np.all(np.isfinite(end.trajectory["overlap"]))
     assert 1 <= len(end.trajectory["step"]) < 9
     assert "lower learning rate" in end.message
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"rate": optax.adam(0.1)}, "rate: .*commutes.*smi.train"),
-        (
-            {"rate": optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))},
-            "rate: .*smi.train",
-        ),
-        ({"rate": optax.sign_sgd(0.1)}, "rate: "),
-        ({"rate": Rule(0.1, gradient=smi.Gradient(reduction="mean"))}, "reduction: .*'sum'"),
-        ({"rate": Rule(0.1, gradient=smi.Gradient(batch_size=10))}, "batch_size: .*share"),
-        ({"rate": Rule(0.1, gradient=smi.Gradient(repeats=2))}, "repeats"),
-        ({"rate": [0.1, 0.2, 0.3]}, "rate: "),
-        ({"alpha": 0.0}, "alpha"),
-        ({"averages": smi.Averages(points=16, nets=4)}, "averages: .*raise averages.points"),
-        ({"start": (0.1, -1.0)}, "Q: got "),
-        ({"start": (2.0, 1.0)}, "semi-definite"),
-        ({"model": smi.Bilinear(1.0, 0.5)}, "model: .*smi.train"),
-        ({"student": smi.links.sign(), "model": smi.links.sign()}, "student: .*gradient"),
-    ],
-)
-def test_refusals(settings, words):
-    call = {"model": COMMITTEE, "alpha": 2.0, "start": (0.1, 1.0), "rate": 0.1} | settings
-    with pytest.raises(ValueError, match=words):
-        smi.descent_theory(**call, steps=2, key=KEY)

@@ -139,20 +139,6 @@ def test_matrix_itself_learns_as_one_row():
     np.testing.assert_allclose(np.mean(ratios), exact / 1.7, rtol=0.15)
 
 
-def test_arguments_out_of_range():
-    model = smi.AttentionIndexed(2, 0.5)
-    for name, start, rate in (
-        ("start", -1.0, 0.0),
-        ("teacher", smi.sgd.Initial(1.0, teacher=[0.0]), 0.0),
-        ("teacher", smi.sgd.Initial(1.0, teacher=[[1.0]]), 0.0),
-        ("rate", 1.0, 0.1),
-    ):
-        with pytest.raises(ValueError, match=name):
-            smi.sgd.flow(model, start, [0.1], rate=rate, key=KEY)
-    with pytest.raises(ValueError, match="layer"):
-        smi.sgd.flow(smi.AttentionIndexed(2, 0.5, layers=2), 1.0, [0.1], key=KEY)
-
-
 @pytest.mark.slow
 def test_derivatives_are_differences():
     averages = smi.Averages(points=2**12, nets=2)

@@ -75,15 +75,6 @@ def test_draws_have_the_eigenvalues():
     np.testing.assert_allclose(values[30:], 1.0 / np.sqrt(0.1875), rtol=1e-10)
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match="eigenvalues"):
-        smi.priors.Spectrum([1.0, 1.0])
-    with pytest.raises(ValueError, match="weights"):
-        smi.priors.Spectrum([0.0, 1.0], weights=[1.0])
-    with pytest.raises(ValueError, match="rank_ratio"):
-        smi.AttentionIndexed(2, smi.priors.ProductPrior(1.0, 0.5))
-
-
 @SLOW
 def test_runs_of_bayes_and_of_a_minimiser_agree_with_theory():
     """Six data sets at d = 100, extrapolated with six at 50: within four standard errors and 2 %."""

@@ -388,14 +388,6 @@ def test_a_sampler_of_gaussian_noise_is_the_noise():
     assert abs(value(drawn.energy) / value(exact.energy) - 1.0) < 0.03
 
 
-def test_refusals():
-    committee = smi.MultiIndex(lambda z: jnp.sum(z), indices=2)
-    with pytest.raises(ValueError, match="l1"):
-        theory(committee, 1.0, smi.Erm(l1=0.1))
-    with pytest.raises(ValueError, match="bounds"):
-        smi.Erm(bounds=(1.0, 0.0))
-
-
 def test_cross_entropy_takes_classes_and_probabilities():
     z = jnp.array([0.3, -1.0, 2.0])
     expected = np.log(np.sum(np.exp(z))) - z[1]

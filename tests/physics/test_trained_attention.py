@@ -330,19 +330,6 @@ def test_the_stability_on_data_is_that_of_theory():
         )
 
 
-def test_refusals():
-    hard = smi.AttentionIndexed(2, 0.5, "hardmax")
-    with pytest.raises(ValueError, match=r"loss: .* gradient is zero"):
-        smi.state_evolution(hard, 0.2, learner=smi.MatrixErm(0.1), key=KEY)
-    deep = smi.AttentionIndexed(2, 0.5, layers=2)
-    with pytest.raises(ValueError, match=r"model: .*one matrix"):
-        smi.state_evolution(deep, 0.2, learner=smi.MatrixErm(0.1), key=KEY)
-    with pytest.raises(ValueError, match="student"):
-        smi.MatrixErm(0.1, student=smi.links.linear())
-    with pytest.raises(ValueError, match="key"):
-        smi.state_evolution(smi.AttentionIndexed(2, 0.5), 0.2, learner=smi.MatrixErm(0.1))
-
-
 @SLOW
 def test_softmax_of_a_tiny_penalty_interpolates_as_linear_labels_do():
     """Labels of two tokens fix h_11 - h_12 and h_22 - h_12, two measurements of S a sample: as τ → 0

@@ -84,6 +84,10 @@ def poisson(factor):
     return law(link=lambda z: z[0, 0] ** 2, log_likelihood=counts_of_squares, sampler=draw)
 
 
+def flipped(k, **options):
+    return smi.links.sign_committee(k, flip=0.1, **options)
+
+
 def sample(model=LINEAR, alpha=1.0, **options):
     return model.sample(KEY, dimension=5, alpha=alpha, **options)
 
@@ -125,6 +129,11 @@ def run(model=TWO, key=KEY, rate=0.1, batch=None, rule=None, **settings):
     gradient = None if batch is None else smi.Gradient(**batch)
     rule = SGD.Rule(**{"rate": rate, "gradient": gradient} | (rule or {}))
     return SGD.simulate(model, key, **{"dimension": 50, "alpha": 0.1, "rate": rule} | settings)
+
+
+def descend(rate=0.1, model=None, start=(0.1, 1.0), **settings):
+    model = multi(lambda z: jnp.sum(jnp.tanh(z)), 2) if model is None else model
+    return smi.descent_theory(model, 2.0, start, rate=rate, steps=2, key=KEY, **settings)
 
 
 def taught(teacher, student=None):
@@ -200,6 +209,9 @@ MODELS = [
     (r"noise: got Rademacher\(\); allowed: a variance", lambda: smi.links.sign(Rademacher())),
     (r"squared: got Rademacher\(\)", lambda: smi.links.phase_retrieval(Rademacher())),
     ("flip", lambda: smi.links.sign(flip=0.6)),
+    ("flip", lambda: smi.links.sign_committee(3, flip=0.6)),
+    ("flip: got 0.1; allowed: 0 for labels with", lambda: flipped(3, noise=0.1)),
+    ("flip: got 0.1; allowed: 0 for labels with", lambda: flipped(5)),
     (r"inputs: .*an array of shape \(N, 1, 5\)", lambda: LINEAR.predict(WIDE[:1], np.ones((4, 6)))),
     ("loss: got 'logistic'; .*such as smi.losses.squared", lambda: smi.Erm(loss="logistic")),
     ("skip", lambda: deep(skip=[1.0, 1.0])),
@@ -283,6 +295,9 @@ PRIORS = [
     (".*", lambda: GaussianMixture([1.0], [1.0, 2.0], [0.1])),
     ("scales", lambda: GaussianMixture([1.0], [1.0], [-0.1])),
     ("dimension", lambda: smi.priors.GaussianProfile([1.0, 2.0]).sample(KEY, 1, 3)),
+    ("eigenvalues", lambda: smi.priors.Spectrum([1.0, 1.0])),
+    ("weights", lambda: smi.priors.Spectrum([0.0, 1.0], weights=[1.0])),
+    ("rank_ratio", lambda: smi.AttentionIndexed(2, smi.priors.ProductPrior(1.0, 0.5))),
     ("dimension: got 1000000; .*2.40", lambda: SIGN.sample(KEY, dimension=10**6, alpha=2.0)),
     ("parameters: got .mass.; .*noise", lambda: smi.sweep(smi.links.linear, [1.0], {"mass": [1]})),
     (
@@ -361,7 +376,6 @@ INFERENCE = [
 ]
 TRAINING = [
     ("batch_size: got 7; allowed: at most 6", lambda: train(batch_size=7)),
-    ("batch_size: got 7; allowed: at most 6", lambda: train(batch_size=7)),
     (
         "patience: .*without a test set or a teacher",
         lambda: train(data=BARE, monitor=smi.Monitor(patience=3)),
@@ -401,6 +415,23 @@ SGD_ROWS = [
     ("key", lambda: flow(key=None)),
     (r"\(M, Q\)", lambda: flow(start=(2.0 * EYE, EYE))),
     ("model", lambda: flow(BILINEAR)),
+    ("start", lambda: flow(SCORES, -1.0)),
+    ("teacher", lambda: flow(SCORES, taught([0.0], 1.0))),
+    ("teacher", lambda: flow(SCORES, taught([[1.0]], 1.0))),
+    ("rate", lambda: flow(SCORES, 1.0, rate=0.1)),
+    (".*layer", lambda: flow(LAYERED, 1.0)),
+    ("rate: .*commutes.*smi.train", lambda: descend(ADAM)),
+    ("rate: .*smi.train", lambda: descend(optax.chain(optax.clip_by_global_norm(1.0), ADAM))),
+    ("rate: ", lambda: descend(optax.sign_sgd(0.1))),
+    ("rate: ", lambda: descend([0.1, 0.2, 0.3])),
+    ("reduction: .*'sum'", lambda: descend(SGD.Rule(0.1, gradient=smi.Gradient(reduction="mean")))),
+    ("batch_size: .*share", lambda: descend(SGD.Rule(0.1, gradient=smi.Gradient(batch_size=10)))),
+    (".*repeats", lambda: descend(SGD.Rule(0.1, gradient=smi.Gradient(repeats=2)))),
+    ("averages: .*raise averages.points", lambda: descend(averages=smi.Averages(16, 4))),
+    ("Q: got ", lambda: descend(start=(0.1, -1.0))),
+    (".*semi-definite", lambda: descend(start=(2.0, 1.0))),
+    ("model: .*smi.train", lambda: descend(model=BILINEAR)),
+    ("student: .*gradient", lambda: descend(model=SIGN, student=SIGN)),
     ("overlap", lambda: SGD.rates(TWO, [[1.0, 0.2], [0.2, 1.0]], key=KEY)),
     ("model", lambda: SGD.rates(CORRELATED, key=KEY)),
     ("model", lambda: SGD.maximal_rate(smi.links.linear(0.1), key=KEY)),
@@ -483,6 +514,12 @@ LEARNERS = [
     ("start", lambda: evolve(BILINEAR, learner=NUCLEAR, start=Start(teacher_overlap=0.5))),
     ("data.model", lambda: NUCLEAR.risk(jnp.ones((6, 6)), sample(LINEAR))),
     ("weights", lambda: NUCLEAR.risk(jnp.ones((6, 5)), sample(BILINEAR))),
+    ("l1", lambda: evolve(multi(jnp.sum, 2), learner=smi.Erm(l1=0.1))),
+    ("bounds", lambda: smi.Erm(bounds=(1.0, 0.0))),
+    ("loss: .* gradient is zero", lambda: evolve(ARGMAX, learner=NUCLEAR)),
+    ("model: .*one matrix", lambda: evolve(LAYERED, learner=NUCLEAR)),
+    ("student", lambda: smi.MatrixErm(0.1, student=LINEAR)),
+    ("key", lambda: smi.state_evolution(SCORES, 0.2, learner=NUCLEAR)),
 ]  # fmt: skip
 DIRECTIONS = [
     ("gram", lambda: tokens(gram=jnp.eye(2))),
