@@ -123,6 +123,7 @@ def brute_force(model, fields, omega, V, inner, count):
 WIDE = 0.6 * np.eye(4) + 0.1
 ONE_LAYER = [SHAPE, 1e-6 * SHAPE, np.diag([1e-6, 1.0])]
 UNTIED = [*ONE_LAYER, np.diag([1.0, 1e-6]), np.array([[0.05, 0.04], [0.04, 0.05]])]
+LAST_KNOWN = np.diag([0.5, 0.5, 0.01])
 TWO, THREE_LAYERS = {"beta": 1.3, "tolerance": 2e-2}, {"beta": 1.3, "tolerance": 3e-3}
 # Model, covariances, points of the grids, and what these are good to. The angle of rank two is
 # resolved at √V = 1e-3; tokens that nearly agree cost the inversion of a label some digits. Grids
@@ -142,6 +143,8 @@ BRUTE = {
     ),
     "first of rank two": (deep(2, 2, 1.3, (2, 1), **TWO), [WIDE[:3, :3]], 26, 1, 1e-4),
     "three layers": (deep(3, 2, 0.8, **THREE_LAYERS), [WIDE[:3, :3]], 26, 1, 1e-4),
+    "last of three known": (deep(3, 2), [LAST_KNOWN], 26, 1, 1e-4),
+    "last of three known, finer": (deep(3, 2, tolerance=1e-2), [LAST_KNOWN], 26, 1, 1e-4),
     "two heads inside": (deep(2, 2, 0.3, heads=(2, 1)), [np.diag([0.7, 0.5, 0.4])], 26, 1, 1e-4),
     "untied inside": (deep(2, 2, 0.3, tied=(False, True)), [np.diag([0.7, 0.5, 0.4])], 26, 1, 1e-4),
     "last of rank two": (deep(2, 2, ranks=(1, 2), beta=1.3), [THREE], 72, 240, 1e-4),
