@@ -55,7 +55,7 @@ def averages(channel, q):
 
 def check_error_bars(found, truth):
     """`found`: value and standard error at each key."""
-    z = np.array([(float(value) - truth) / float(stderr) for value, stderr in found])
+    z = np.array([float((value - truth) / stderr) for value, stderr in found])
     assert 0.8 < np.std(z) < 1.2
     assert abs(np.mean(z)) < 0.5
     assert np.mean(np.abs(z) > 2.0) <= 0.084  # four of 48
@@ -75,6 +75,7 @@ def test_error_bars_of_overlaps(name):
     near = np.mean([float(end.overlap[0, 0]) for end in ends])  # which root, and no more
     truth = brentq(gap, near - 0.05, near + 0.05, xtol=1e-6)
     check_error_bars([(end.overlap[0, 0], end.stderr[0, 0]) for end in ends], truth)
+    check_error_bars([(end.cosine[0], end.stderrs["cosine"][0]) for end in ends], truth**0.5)
     if "|z|" in name:  # of eight nets: the bar is known to 27 %, and z is Student's
         root = np.sqrt(truth)  # the correlation of z and ω
         product = 2.0 / np.pi * root * (np.sqrt(1.0 - truth) + root * np.arcsin(root))
@@ -107,20 +108,23 @@ HINGE = smi.Erm(smi.links.linear(), loss=smi.losses.hinge, ridge=0.5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("learner", [None, HINGE], ids=["Bayes", "hinge"])
-def test_error_bars_against_many_points(learner):
-    """One layer of attention, and a minimiser: the truth is an average over 2^18 points."""
-    model, alpha = smi.DeepAttention(1, 2), 0.35
-    if learner is not None:
-        model, alpha = smi.links.sign(), 3.0
-    solve = lambda key, **more: smi.state_evolution(model, alpha, key=key, learner=learner, **more)
+@pytest.mark.parametrize(
+    ("model", "alpha", "settings"),
+    [
+        (smi.DeepAttention(1, 2), 0.35, {}),
+        (smi.links.sign(), 3.0, {"learner": HINGE}),
+        # of signs the average has six digits
+        (smi.links.sign(), 1.5, {"iteration": smi.Iteration(tolerance=1e-9)}),
+    ],
+    ids=["attention", "hinge", "sign"],
+)
+def test_error_bars_against_many_points(model, alpha, settings):
+    """The truth is an average over 2^18 points."""
+    solve = lambda key, **more: smi.state_evolution(model, alpha, key=key, **settings, **more)
     truth = solve(jax.random.key(1), averages=smi.Averages(2**18, 16))
     ends = [solve(key) for key in KEYS]
-    found = [(end.overlap[0, 0], end.stderr[0, 0]) for end in ends]
-    check_error_bars(found, float(truth.overlap[0, 0]))
-    if learner is not None:
-        found = [(end.cosine[0], end.stderrs["cosine"][0]) for end in ends]
-        check_error_bars(found, float(truth.cosine[0]))
+    check_error_bars([(end.overlap[0, 0], end.stderr[0, 0]) for end in ends], truth.overlap[0, 0])
+    check_error_bars([(end.cosine[0], end.stderrs["cosine"][0]) for end in ends], truth.cosine[0])
 
 
 @pytest.mark.slow
