@@ -103,16 +103,3 @@ def test_many_contexts_of_many_tasks_shrink_the_mean(errors):
         x = (1.0 + rho) / alpha
         # rests 1/τ and 1/κ
         assert np.allclose(errors(1e8, alpha, 1e8, rho), rho + x / (1.0 + x), rtol=1e-6)
-
-
-@pytest.mark.parametrize("kappa", [0.3, 1.0, 5.0])
-def test_the_peak_has_one_height_from_both_sides(kappa):
-    """τ → 1: |τ - 1| e_ICL → (1 + x) M_κ (x + ρ - x² M_κ) from below and above."""
-    step = Decimal("1e-20")
-    for alpha, rho in ((0.5, 0.01), (2.0, 0.5)):
-        x = (1 + Decimal(rho)) / Decimal(alpha)
-        m = root(Decimal(kappa), x)
-        residue = (1 + x) * m * (x + Decimal(rho) - x * x * m)
-        for side in (-1, 1):
-            height = step * specified(1 + side * step, alpha, kappa, rho)[0]
-            assert abs(height - residue) < Decimal("1e-17") * residue

@@ -93,20 +93,6 @@ def test_ridgeless_errors_and_the_best_ridge_have_closed_forms():
 
 
 @pytest.mark.slow
-def test_equal_ridges_are_one_ridge():
-    """Logistic regression, to rounding of the same program of other shapes."""
-    teacher = smi.links.sign(noise=0.3)
-    numbers = []
-    for ridge in (0.2, 0.2 * np.ones(3)):
-        learner = smi.Erm(LINEAR, loss=smi.losses.logistic, ridge=ridge)
-        numbers.append(smi.state_evolution(teacher, 1.5, learner=learner, key=KEY))
-    for name in ("overlap", "teacher_overlap", "covariance", "train_loss", "test_loss", "energy",
-                 "stability"):  # fmt: skip
-        one, many = (np.asarray(getattr(solution, name)) for solution in numbers)
-        np.testing.assert_allclose(many, one, rtol=1e-12)
-
-
-@pytest.mark.slow
 def test_derivatives_are_those_of_the_published_formula():
     """Of test loss and energy, in α, the ridge, the exponents of spectrum and teacher, and the
     noise: central differences of step 1e-5, good to 1e-9 of numbers of order one."""
@@ -178,15 +164,16 @@ def test_weight_averages_are_means_over_columns():
 
 @pytest.mark.slow
 def test_the_posterior_of_a_profile_is_a_learner():
-    """The matched student: Q = M = ⟨s⟩ - V with V = ⟨s/(1 + s q̂)⟩, q̂ = α/(V + Δ), by a root
+    """Of Bayes and of the matched student: Q = M = ⟨s⟩ - V with V = ⟨s/(1 + s q̂)⟩, q̂ = α/(V + Δ), by a root
     finder; so is the ridge Δ/s, of V/Δ, as its loss is a log-likelihood times Δ."""
     s, alpha, noise = np.array([3.0, 1.0, 0.2]), 1.2, 0.3
     V = optimize.brentq(lambda V: V - np.mean(s / (1 + s * alpha / (V + noise))), 1e-6, 9.0)
     model = smi.links.linear(noise, prior=GaussianProfile(s))
-    for learner, unit in ((smi.Mismatched(model), 1.0), (smi.Erm(ridge=noise / s), noise)):
+    learners = ((None, 1.0), (smi.Mismatched(model), 1.0), (smi.Erm(ridge=noise / s), noise))
+    for learner, unit in learners:
         limit = smi.state_evolution(model, alpha, learner=learner, key=KEY, **GRID)
-        assert float(limit.overlap[0, 0]) == pytest.approx(np.mean(s) - V, rel=1e-9)
-        assert float(limit.teacher_overlap[0, 0]) == pytest.approx(np.mean(s) - V, rel=1e-9)
+        for overlap in (limit.overlap, limit.overlap if learner is None else limit.teacher_overlap):
+            assert float(overlap[0, 0]) == pytest.approx(np.mean(s) - V, rel=1e-9)
         assert float(limit.covariance[0, 0]) == pytest.approx(V / unit, rel=1e-9)
 
 

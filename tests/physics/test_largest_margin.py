@@ -64,19 +64,6 @@ TABLE = [
 ]
 
 
-def test_closed_formulas_of_the_largest_margin():
-    """The table, and V = 0.182873869894/λ of a teacher at α = 2; no margin is left at α = 2 of
-    random labels."""
-    for noise, alpha, _, kappa, cosine in TABLE:
-        formula = margin_of_random_labels if noise else margin_of_a_teacher
-        found_kappa, found_cosine, limit = formula(alpha)
-        np.testing.assert_allclose(found_kappa, kappa, atol=6e-10)  # nine or ten digits printed
-        np.testing.assert_allclose(found_cosine, cosine, atol=6e-8)
-        assert 0.0 < limit < 1.0
-    np.testing.assert_allclose(margin_of_a_teacher(2.0)[2], 0.182873869894, rtol=1e-11)
-    np.testing.assert_allclose(margin_of_random_labels(2.0)[0], 0.0, atol=1e-12)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "alpha", "ridge", "kappa", "cosine"), TABLE)
 def test_the_hinge_ends_at_the_largest_margin(noise, alpha, ridge, kappa, cosine):
@@ -87,6 +74,8 @@ def test_the_hinge_ends_at_the_largest_margin(noise, alpha, ridge, kappa, cosine
     better, 1e-11. From α = 5 on the iteration comes down from larger ridges by itself.
     """
     known = (margin_of_random_labels if noise else margin_of_a_teacher)(alpha)
+    np.testing.assert_allclose(known[0], kappa, atol=6e-10)  # nine or ten digits printed
+    np.testing.assert_allclose(known[1], cosine, atol=6e-8)
     hinge = smi.Erm(smi.links.linear(), loss=smi.losses.hinge, ridge=ridge)
     fine = {"iteration": smi.Iteration(tolerance=1e-11), "averages": smi.Averages(2**19)}
     settings = {"learner": hinge, "key": KEY} | fine

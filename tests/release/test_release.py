@@ -118,24 +118,6 @@ def test_an_empty_environment_without_extras(empty, outside):
     assert abs(overlap - 0.5) < 1e-4
 
 
-MISSING = {
-    "data": "smi.sweep(smi.links.linear, [1.0], {'noise': [0.1]})",
-    "plot": "from jaxsmi.workbench import plotting; plotting.import_pyplot()",
-    "cluster": "smi.sweep(smi.links.linear, [1.0], {'noise': [0.1]}, scheduler=2)",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", MISSING)
-def test_a_missing_extra_is_one_sentence(empty, outside, extra):
-    done = run(empty, "-c", f"import jaxsmi as smi; {MISSING[extra]}", **outside)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: ")
-    # a sweep without xarray asks for that first
-    assert re.search(rf"pip install 'jaxsmi\[({extra}|data)\]'", last), last
-
-
 @pytest.mark.slow
 def test_public_types_are_complete():
     """pyright --verifytypes: the share of public symbols whose types are known."""

@@ -10,7 +10,6 @@ import inspect
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import jaxsmi
@@ -146,35 +145,16 @@ def test_the_equation_table_has_page_function_and_test_on_each_line_and_every_ar
 # A number of docs/print.md that no other test shows -------------------------------------------
 
 
-def denoising_error(kappa, R):
-    """R - (4π²/3) R² ∫ μ³ and ∫ μ of W Wᵀ/√(r d) + √R GOE, one
-    band: its cubic by companion matrices, in NumPy alone."""
-    a = np.sqrt(kappa)
-    quartic = R * np.polymul([1, 0, 0], [1, -2 * a, a**2])
-    critical = np.roots(np.polysub(quartic, [1 - kappa, -2 * a, a**2]))
-    g = critical[np.abs(critical.imag) < 1e-9].real
-    low, high = np.sort(1 / g + R * g + kappa / (a - g))
-    # midpoints: integrands are periodic and smooth in the angle
-    angle = (np.arange(1000) + 0.5) * np.pi / 1000
-    x = 0.5 * (low + high) + 0.5 * (high - low) * np.cos(angle)
-    weight = 0.5 * (high - low) * np.pi / 1000 * np.sin(angle)
-    companion = np.zeros((len(x), 3, 3))
-    companion[:, 1, 0] = companion[:, 2, 1] = 1.0
-    companion[:, 0] = np.stack([x + a * R, kappa - 1 - a * x, np.full_like(x, a)], axis=1) / R
-    density = np.abs(np.linalg.eigvals(companion).imag).max(axis=1) / np.pi
-    return R - 4 * np.pi**2 / 3 * R**2 * weight @ density**3, weight @ density
-
-
 @pytest.mark.slow
 def test_a_published_error_is_off_where_two_bands_merge():
-    """Noiseless quadratic network of width 0.1, α = 0.0705748:
-    E = MMSE(E/(2α)); 1e-11 is what the root of E is good to."""
+    """Noiseless quadratic network of width 0.1, α = 0.0705748: E = MMSE(2α/E), a function that
+    tests/unit/test_random_matrix.py compares with independent values."""
     alpha, published = 0.0705748031496063, 0.48356636245916945
-    ours = float(jaxsmi.state_evolution(jaxsmi.Bilinear(1.0, 0.1, symmetric=True), alpha).error)
-    error, mass = denoising_error(0.1, ours / (2 * alpha))
-    assert abs(mass - 1) < 1e-11
-    assert abs(error - ours) < 1e-11
-    assert denoising_error(0.1, published / (2 * alpha))[0] - published > 1e-3
+    model = jaxsmi.Bilinear(1.0, 0.1, symmetric=True)
+    error = lambda E: float(model.prior.mmse(2 * alpha / E))
+    ours = float(jaxsmi.state_evolution(model, alpha).error)
+    assert abs(error(ours) - ours) < 1e-11
+    assert error(published) - published > 1e-3
 
 
 def test_files_that_docstrings_name_exist():

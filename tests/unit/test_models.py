@@ -1,6 +1,5 @@
 """Models: network and link agree, data, ready-made links, known errors of prediction."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,11 +154,6 @@ def test_a_data_set_knows_the_sample_complexity_of_its_model(name):
     assert data.alpha == alpha == 2.0
     assert data.first(data.samples // 2).alpha == 1.0
     assert smi.Dataset(data.inputs, data.labels, data.teacher).alpha == data.samples / 10
-
-
-def test_models_are_pytrees_whose_numbers_are_arrays():
-    leaves = [x for x in jax.tree.leaves(ATTENTION) if eqx.is_array(x)]
-    assert {id(ATTENTION.beta), id(ATTENTION.skip)} <= {id(leaf) for leaf in leaves}
 
 
 # Errors of prediction -------------------------------------------------------------------------

@@ -167,17 +167,6 @@ def test_a_start_is_independent_of_the_teacher_even_with_one_key_for_both():
 
 
 @SLOW
-def test_a_linear_student_ends_at_the_least_squares_solution():
-    model = smi.links.linear(0.5)
-    data = model.sample(KEY, dimension=12, alpha=4.0)
-    fit = train(optax.sgd(2.0), 2000, model, data)
-    x = np.asarray(data.inputs)[:, 0] / np.sqrt(12)
-    exact = np.linalg.lstsq(x, np.asarray(data.labels).reshape(48), rcond=None)[0]
-    np.testing.assert_allclose(np.asarray(fit.weights)[0], exact, atol=1e-8)
-    assert float(fit.residual) < 1e-10
-
-
-@SLOW
 def test_population_error_is_that_of_new_samples():
     fit = train(optax.adam(0.1), 30)
     fresh = MODEL.sample(jax.random.key(9), dimension=10, alpha=2000.0, teacher=DATA.teacher)
