@@ -8,7 +8,7 @@ import numpy as np
 import jaxsmi as smi
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Solution
+from jaxsmi.core.solution import Solution, Threshold
 
 
 class Layers(eqx.Module):
@@ -65,6 +65,12 @@ def solution(
 def curve():
     """Solutions at three alpha, not in order."""
     return [solution(alpha=alpha, steps=steps) for alpha, steps in ((0.9, 8), (0.3, 4), (0.6, 6))]
+
+
+def threshold(alpha, subspace=None, overlap=None):
+    subspace = jnp.eye(1) if subspace is None else jnp.asarray(subspace)
+    overlap = 0.0 * subspace if overlap is None else overlap
+    return Threshold(*map(jnp.asarray, (alpha, 0.01, jnp.full(4, alpha), subspace, overlap, 0)))
 
 
 def data(teacher=True):

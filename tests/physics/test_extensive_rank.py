@@ -9,6 +9,7 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import brentq
 
 import jaxsmi as smi
+from helpers import differences
 from jaxsmi.models.teacher_student import MatrixPair
 from jaxsmi.priors.factors import WishartLaw
 from jaxsmi.sgd.extensive_rank import FactorLaw, FactorState
@@ -108,10 +109,7 @@ def test_linear_scores_have_constant_derivatives():
     W = rng.normal(size=(d, r)) / (r * d) ** 0.25
     S1 = matrix_flow(S2, W, lambda t: c, lambda t: -c, 4.0 * t / np.sqrt(width))
     start = smi.sgd.Initial(1.0, teacher=np.linalg.eigvalsh(S2))
-    model, student = (
-        smi.AttentionIndexed(2, 0.5, "linear"),
-        smi.AttentionIndexed(2, width, "linear"),
-    )
+    model, student = (smi.AttentionIndexed(2, rho, "linear") for rho in (0.5, width))
     path = smi.sgd.flow(model, start, [t], rate=HALF, student=student, key=KEY)
     np.testing.assert_allclose(path.overlap[0, 0, 0], np.sum(S1**2) / d, rtol=5.0 / d)
     np.testing.assert_allclose(path.teacher_overlap[0, 0, 0], np.sum(S1 * S2) / d, rtol=5.0 / d)
@@ -143,17 +141,16 @@ def test_matrix_itself_learns_as_one_row():
 def test_derivatives_are_differences():
     averages = smi.Averages(points=2**12, nets=2)
 
-    def overlap(numbers):
-        model = smi.AttentionIndexed(2, numbers[1], beta=numbers[2])
-        start = smi.sgd.Initial(numbers[0])
+    def overlap(start, width, beta):
+        model = smi.AttentionIndexed(2, width, beta=beta)
+        start = smi.sgd.Initial(start)
         path = smi.sgd.flow(model, start, [0.3], key=KEY, averages=averages)
         return path.teacher_overlap[0, 0, 0]
 
-    at = jnp.asarray([0.8, 0.5, 1.2])
-    h = 1e-4
-    differences = [(overlap(at + h * e) - overlap(at - h * e)) / (2 * h) for e in jnp.eye(3)]
+    at = (0.8, 0.5, 1.2)
     # rtol 1e-7 of the integrator over 2 h
-    np.testing.assert_allclose(jax.grad(overlap)(at), differences, rtol=5e-3)
+    slopes = jax.grad(overlap, (0, 1, 2))(*at)
+    np.testing.assert_allclose(slopes, differences(overlap, at, 1e-4), rtol=5e-3)
 
 
 @pytest.mark.slow

@@ -15,65 +15,54 @@ import jaxsmi as smi
 from helpers import slow_but
 
 KEY = jax.random.key(0)
-SMALL = {"averages": smi.Averages(64, 2), "iteration": smi.Iteration(max_steps=3)}
-NETS = smi.Averages(64, 2)
-STEPS = smi.Iteration(max_steps=3)
+NETS, STEPS = smi.Averages(64, 2), smi.Iteration(max_steps=3)
 
 
-def data_of(model, alpha=2.0, dimension=12):
-    return model.sample(KEY, dimension=dimension, alpha=alpha)
+def run_gamp(model, alpha=2.0, **settings):
+    data = model.sample(KEY, dimension=12, alpha=alpha)
+    return smi.gamp(model, data, key=KEY, **{"iteration": STEPS} | settings)
 
 
-def run_gamp(model, alpha=2.0):
-    return smi.gamp(model, data_of(model, alpha), key=KEY, iteration=STEPS)
+def evolve(model, alpha=1.0, **settings):
+    return smi.state_evolution(model, alpha, key=KEY, **settings)
 
 
-SIGN = smi.links.sign()
-LINEAR = smi.links.linear(0.5)
-OTHER = smi.Mismatched(smi.links.linear(1.0))
-PHASES = smi.links.phase_retrieval()
-MATRIX = smi.AttentionIndexed(tokens=2, rank_ratio=0.5)
+def weak(model):
+    return smi.weak_recovery(model, key=KEY, averages=smi.Averages(256, 2))
+
+
+def train(model):
+    # plain SGD: Adam of optax itself does not run under strict promotion
+    data = model.sample(KEY, dimension=12, alpha=2.0)
+    return smi.train(model, data, optax.sgd(0.01), key=KEY, steps=3)
+
+
+SIGN, LINEAR, PHASES = smi.links.sign(), smi.links.linear(0.5), smi.links.phase_retrieval()
+ONE_LAYER, TWO_LAYERS = smi.DeepAttention(1, 2, skip=0.5), smi.DeepAttention(2, 2)
+MATRIX, BILINEAR = smi.AttentionIndexed(tokens=2, rank_ratio=0.5), smi.Bilinear(1.0, 0.2)
+RIDGE, OTHER = smi.Erm(LINEAR, ridge=0.1), smi.Mismatched(smi.links.linear(1.0))
+ON_A_GRID = smi.MultiIndex(lambda z: jnp.tanh(z[0, 0] ** 2), indices=1, noise=0.1)
+SMALL = {"averages": NETS, "iteration": STEPS}
 CALLS = {
-    "state evolution": lambda: smi.state_evolution(SIGN, 1.0, key=KEY, **SMALL),
-    "state evolution, converged": lambda: smi.state_evolution(LINEAR, 1.0, key=KEY),
-    "state evolution, attention": lambda: smi.state_evolution(
-        smi.DeepAttention(1, 2, skip=0.5), 1.0, key=KEY, **SMALL
-    ),
+    "state evolution": lambda: evolve(SIGN, **SMALL),
+    "state evolution, converged": lambda: evolve(LINEAR),
+    "state evolution, attention": lambda: evolve(ONE_LAYER, **SMALL),
     "state evolution, matrix": lambda: smi.state_evolution(MATRIX, 0.1),
-    "state evolution, bilinear": lambda: smi.state_evolution(smi.Bilinear(1.0, 0.2), 0.5),
-    "state evolution, learner": lambda: smi.state_evolution(
-        LINEAR, 2.0, key=KEY, learner=smi.Erm(LINEAR, ridge=0.1)
-    ),
-    "state evolution, mismatched": lambda: smi.state_evolution(LINEAR, 2.0, key=KEY, learner=OTHER),
-    "message passing, mismatched": lambda: smi.gamp(
-        LINEAR, data_of(LINEAR), key=KEY, learner=OTHER, iteration=STEPS
-    ),
+    "state evolution, bilinear": lambda: smi.state_evolution(BILINEAR, 0.5),
+    "state evolution, learner": lambda: evolve(LINEAR, 2.0, learner=RIDGE),
+    "state evolution, mismatched": lambda: evolve(LINEAR, 2.0, learner=OTHER),
+    "message passing, mismatched": lambda: run_gamp(LINEAR, learner=OTHER),
     "free energy": lambda: smi.free_entropy(SIGN, 1.0, 0.5, key=KEY, averages=NETS),
     "message passing": lambda: run_gamp(SIGN),
     # of one start the signal is recovered: its free entropy is infinite
-    "message passing, two starts": lambda: smi.gamp(
-        PHASES, data_of(PHASES), key=KEY, start=(1e-3, 0.5)
-    ),
+    "message passing, two starts": lambda: run_gamp(PHASES, start=(1e-3, 0.5), iteration=None),
     "message passing, matrix": lambda: run_gamp(MATRIX, 0.2),
-    "spectral": lambda: smi.spectral(
-        smi.links.phase_retrieval(), data_of(smi.links.phase_retrieval(), 4.0), key=KEY
-    ),
-    "spectral overlap": lambda: smi.spectral_overlap(
-        smi.links.phase_retrieval(), 2.0, key=KEY, averages=NETS
-    ),
-    "weak recovery": lambda: smi.weak_recovery(
-        smi.links.phase_retrieval(), key=KEY, averages=smi.Averages(256, 2)
-    ),
-    "weak recovery of a link on a grid": lambda: smi.weak_recovery(
-        smi.MultiIndex(lambda z: jnp.tanh(z[0, 0] ** 2), indices=1, noise=0.1),
-        key=KEY,
-        averages=smi.Averages(256, 2),
-    ),
-    "weak recovery of attention": lambda: smi.weak_recovery(
-        smi.DeepAttention(2, 2), key=KEY, averages=smi.Averages(256, 2)
-    ),
-    # plain SGD: Adam of optax itself does not run under strict promotion
-    "training": lambda: smi.train(LINEAR, data_of(LINEAR), optax.sgd(0.01), key=KEY, steps=3),
+    "spectral": lambda: smi.spectral(PHASES, PHASES.sample(KEY, dimension=12, alpha=4.0), key=KEY),
+    "spectral overlap": lambda: smi.spectral_overlap(PHASES, 2.0, key=KEY, averages=NETS),
+    "weak recovery": lambda: weak(PHASES),
+    "weak recovery of a link on a grid": lambda: weak(ON_A_GRID),
+    "weak recovery of attention": lambda: weak(TWO_LAYERS),
+    "training": lambda: train(LINEAR),
     "generalization error": lambda: smi.generalization_error(SIGN, 0.5, key=KEY),
 }
 

@@ -18,7 +18,7 @@ import jaxsmi as smi
 import synthetic
 from jaxsmi.core.display import format_estimate
 from jaxsmi.core.driver import Bar
-from jaxsmi.core.solution import Estimate, Threshold
+from jaxsmi.core.solution import Estimate
 from jaxsmi.thresholds.transitions import FirstOrder
 
 KEY = jax.random.key(0)
@@ -135,15 +135,14 @@ def test_an_estimate_of_several_numbers_shows_them(values, errors, shown):
 
 
 def test_thresholds_show_their_error():
-    one = jnp.eye(1)
-    threshold = Threshold(
-        *map(jnp.asarray, (0.5, 0.01)), jnp.full((4,), 0.5), one, 0 * one, jnp.asarray(0)
-    )
+    threshold = synthetic.threshold(0.5)
     assert "α = 0.500 ± 0.010: SUCCESS" in repr(threshold)
     # of weak recovery: exact. Of the end of a branch: the grid of α began above it
-    none, some = ([jnp.zeros(()), jnp.zeros(()), jnp.zeros(4), one, Q] for Q in (0 * one, one))
-    assert "Something is learned at any α > 0." in repr(Threshold(*none, jnp.asarray(0)))
-    end = Threshold(*some, jnp.asarray(0))
+    none, end = (
+        dataclasses.replace(synthetic.threshold(0.0, overlap=Q), stderr=jnp.zeros(()))
+        for Q in (None, jnp.eye(1))
+    )
+    assert "Something is learned at any α > 0." in repr(none)
     assert "It lies below the first α of the grid." in repr(end)
     grid, Q = jnp.asarray([0.1, 1.0, 5.0]), jnp.zeros((3, 1, 1))
     beyond = dataclasses.replace(threshold, alpha=jnp.asarray(jnp.inf))

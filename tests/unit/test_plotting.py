@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import jaxsmi as smi
 import synthetic
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Estimate, Threshold
+from jaxsmi.core.solution import Estimate
 from jaxsmi.descent.analysis import learned_at
 from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting
@@ -259,9 +259,7 @@ def test_a_sweep_has_error_bands():
 
 
 def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds(ax):
-    of = lambda alpha: Threshold(
-        *map(jnp.asarray, (alpha, 0.01)), jnp.full(4, alpha), jnp.eye(1), jnp.eye(1), jnp.asarray(0)
-    )
+    of = synthetic.threshold
     grid, Q = jnp.arange(1.0, 6.0), jnp.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None, None]
     informed = Q.at[1:].set(0.9)
     found = FirstOrder("first order", of(4.5), of(2.5), of(1.5), grid, Q, informed)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import differences
 from jaxsmi.numerics.rectangular_spectrum import (
     rectangular_error,
     rectangular_information,
@@ -172,17 +173,14 @@ DERIVATIVES += [((1.5, 0.2, 0.1), None), ((2.0, 0.5, 1.0), None), ((5.0, 1.0, 10
 @pytest.mark.parametrize(("point", "slope"), DERIVATIVES)
 def test_derivatives_of_the_error(point, slope):
     """First and second, against differences of what was tested above; the gap is open in some."""
-    error = error_of[len(point)]
+    error, step = error_of[len(point)], 1e-4 * np.array(point)
+    changes = differences(error, point, step)
     for axis in range(len(point)):
-        first, step = jax.jit(jax.jacfwd(error, axis)), 1e-4 * point[axis]
-        moved = [
-            np.array(point) + side * step * (np.arange(len(point)) == axis) for side in (1, -1)
-        ]
-        difference = lambda f, moved=moved, step=step: (f(*moved[0]) - f(*moved[1])) / (2 * step)
-        np.testing.assert_allclose(first(*point), difference(error), rtol=1e-6, atol=1e-8)
+        first = jax.jit(jax.jacfwd(error, axis))
+        np.testing.assert_allclose(first(*point), changes[axis], rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(jax.grad(error, axis)(*point), first(*point), rtol=1e-9)
-        second = jax.jit(jax.jacfwd(first, axis))(*point)
-        np.testing.assert_allclose(second, difference(first), rtol=1e-5, atol=1e-8)
+        second, change = jax.jit(jax.jacfwd(first, axis))(*point), differences(first, point, step)
+        np.testing.assert_allclose(second, change[axis], rtol=1e-5, atol=1e-8)
     if slope is not None:
         np.testing.assert_allclose(jax.grad(error, 1)(*point), slope, rtol=2e-8)
 
@@ -197,16 +195,16 @@ def test_derivatives_of_the_green_function(point):
     else:
         x = jnp.array([0.2, 0.5, 2.0, 3.5])
     green = lambda *point: jnp.concatenate(law_of(*point).green(x))
+    changes = differences(green, point, 1e-6)
     for axis in range(len(point)):
-        step = 1e-6 * (np.arange(len(point)) == axis)
         found = jax.jacfwd(green, axis)(*point)
-        difference = (green(*(point + step)) - green(*(point - step))) / 2e-6
-        np.testing.assert_allclose(found, difference, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found, changes[axis], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(jax.jacrev(green, axis)(*point), found, rtol=1e-10, atol=1e-12)
     shrink = law_of(*point).shrink
     slopes = jax.jvp(shrink, (x,), (jnp.ones_like(x),))[1]
-    difference = (shrink(x + 1e-6) - shrink(x - 1e-6)) / 2e-6
-    np.testing.assert_allclose(slopes, difference, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        slopes, (shrink(x + 1e-6) - shrink(x - 1e-6)) / 2e-6, rtol=1e-5, atol=1e-6
+    )
 
 
 INFORMATION = [  # a law, I, and what its digits are worth
@@ -293,13 +291,10 @@ def test_against_symmetric_matrices():
     assert np.abs(np.searchsorted(values, grid) / d - below).max() < 5 / d
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("shape", "rank", "noise"),
-    [
-        pytest.param((300, 300), 150, 0.14144, marks=SLOW),
-        pytest.param((600, 300), 60, 0.3, marks=SLOW),
-        pytest.param((150, 600), 90, 0.05, marks=SLOW),
-    ],
+    [((300, 300), 150, 0.14144), ((600, 300), 60, 0.3), ((150, 600), 90, 0.05)],
 )
 def test_against_matrices(shape, rank, noise):
     """The error of the shrunk matrix is the one it says: 1 % at d = 300 [theory: random-matrices,

@@ -13,7 +13,6 @@ import jaxsmi as smi
 from helpers import slow_but
 from jaxsmi.models.symmetry import SYMMETRIES, Exchange, best_order
 
-KEY, SLOW = jax.random.key(0), pytest.mark.slow
 WORDS = [word for word in SYMMETRIES if word not in ("rotation", "query and key")]
 
 
