@@ -468,36 +468,6 @@ def test_undamped_message_passing_follows_the_plain_iteration():
 
 
 @SLOW
-def test_four_learners_on_one_teacher():
-    """Message passing and descent, each beside its theory: final cosines within four standard
-    errors of a cosine in D = 400, √((1 - c²)/D), and the order of the two."""
-    D = 400
-    data = BENT.sample(KEY, dimension=D, alpha=2.0)
-    learner = smi.Erm(ridge=0.05)
-    small = smi.Start(teacher_overlap=0.01)
-    descent = {
-        "optimizer": optax.chain(optax.add_decayed_weights(0.05), optax.sgd(0.05)),
-        "steps": 1000,
-        "gradient": smi.Gradient(loss=learner.loss, reduction="sum"),
-        "start": 0.1,
-    }
-    methods = {
-        "GAMP": {},
-        "its theory": {"theory": True},
-        "descent": descent,
-        "its limit": {"theory": True, "learner": learner, "start": small},
-    }
-    order = smi.learning_order(BENT, data, methods, key=KEY, seeds=2)
-    last = {name: float(np.ravel(s.cosine)[0]) for name, s in order.solutions.items()}
-    error = 4.0 * np.sqrt((1.0 - last["its theory"] ** 2) / D)
-    assert abs(last["GAMP"] - last["its theory"]) < error
-    assert abs(last["descent"] - last["its limit"]) < error
-    assert last["its limit"] < last["its theory"]
-    assert last["descent"] < last["GAMP"]
-    assert all(np.all(np.isfinite(times)) for times in order.learned.values())
-
-
-@SLOW
 def test_the_best_ridge_of_a_linear_teacher_is_its_noise():
     """λ = Δ is the posterior mean: no other ridge has a smaller error."""
     build = lambda p: smi.Erm(LINEAR, ridge=jnp.exp(p))

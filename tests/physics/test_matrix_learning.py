@@ -269,21 +269,6 @@ def test_descent_with_a_large_rate_and_its_average(alpha, value, tolerance):
 
 
 @SLOW
-def test_descent_from_a_small_start():
-    """At α = 0.4 > α_PR it finds S: error below .01 for the median start, of three teachers (one of
-    them is harder)."""
-    errors = []
-    for seed in range(3):
-        data = EVEN.sample(jax.random.key(seed), dimension=40, alpha=0.4)
-        keys = jax.random.split(jax.random.key(7 + seed), 8)
-        fit = smi.train(EVEN, data, optax.sgd(0.3), key=keys, steps=6000, gradient=SUM, start=1e-4)
-        errors.extend(np.asarray(fit.error))
-        moment = float(jnp.mean(data.teacher**2))
-        np.testing.assert_allclose(fit.history["error"][:, 0], moment, rtol=1e-3)  # from nothing
-    assert np.median(errors) < 0.01
-
-
-@SLOW
 @pytest.mark.parametrize("model", [smi.Bilinear(1.5, 0.3), smi.Bilinear(1.0, 0.3, symmetric=True)])
 def test_descent_follows_its_equations(model):
     """dU = (dM) Vᵀ/√r, dM = ½ Σ e X/√(dL) [theory: bilinear, Eqs. (36), (37)], for both kinds of

@@ -177,10 +177,7 @@ TRAJECTORIES = [  # model, α; V_1 to V_6, with one of ten steps V_10, end
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "alpha", "first", "tenth", "end"),
-    [*TRAJECTORIES[-2:], *(pytest.param(*row, marks=SLOW) for row in TRAJECTORIES[:-2])],
-)
+@pytest.mark.parametrize(("model", "alpha", "first", "tenth", "end"), TRAJECTORIES)
 def test_trajectories(model, alpha, first, tenth, end):
     """To the digits printed: eight of bilinear regression, five of scores."""
     steps = 6 if tenth is None else 50

@@ -93,12 +93,6 @@ def test_indices_learned_together_are_one_step():
 
 
 @SLOW
-def test_an_empty_staircase():
-    assert staircase(smi.links.sign_product(3), 2**8) == []
-    assert staircase(smi.links.phase_retrieval(), 2**9, alpha_max=0.3) == []
-
-
-@SLOW
 def test_a_direction_that_labels_tell_once_the_rest_is_learned_is_learned_with_it():
     """y = tanh 2 z1 + z1 z2/2: z1 is learned at any α > 0, and z2 with it (E[z2|y, ω1] ≠ 0)."""
     link = lambda z: jnp.tanh(2 * z[0, 0]) + 0.5 * z[0, 0] * z[1, 0]
@@ -233,32 +227,6 @@ def test_the_root_of_a_closed_form():
     assert float(second.stderr) < 0.01 * exact
     assert abs(float(second.alpha) - exact) < 4 * float(second.stderr)
     np.testing.assert_allclose(second.subspace, np.diag([0.0, 1.0]), atol=1e-2)
-
-
-# Priors under which directions depend on each other ------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("prior", "angle", "factor"),
-    [
-        (smi.priors.Gaussian(), np.pi / 4, 1.0),
-        (smi.priors.Rademacher(), 0.0, 1.0),
-        (smi.priors.Rademacher(), np.pi / 4, 2.0),
-        pytest.param(smi.priors.BernoulliGauss(0.2), 0.0, 1.0, marks=pytest.mark.slow),
-    ],
-    ids=["Gaussian", "coordinate of signs", "oblique direction of signs", "coordinate, sparse"],
-)
-def test_what_a_prior_tells_of_unlearned_directions(prior, angle, factor):
-    """With u known, a small field on v ⟂ u returns times E[C_vv²].
-
-    Two signs with w_u = (w1 + w2)/√2 known: w_v is ±√2 or 0, each with probability 1/2, so that
-    E[C_vv²] = 2² / 2 = 2 instead of S² = 1, and a small overlap grows twice as fast.
-    """
-    u = jnp.asarray([np.cos(angle), np.sin(angle)])
-    unlearned = jnp.eye(2) - jnp.outer(u, u)
-    pull = jax.linearize(prior.overlap, 400.0 * jnp.outer(u, u))[1]
-    returned = unlearned @ pull(unlearned) @ unlearned
-    np.testing.assert_allclose(returned, factor * unlearned, atol=2e-2)
 
 
 # First order --------------------------------------------------------------------------------------

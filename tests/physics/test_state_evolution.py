@@ -37,6 +37,14 @@ def evolve(model, alpha, points=None, seed=0, nets=None, start=None, **iteration
 # The stopping test --------------------------------------------------------------------------------
 
 
+def solved(map_of, start, tolerance, **settings):
+    """The fixed point of a map of V that iteration ends at."""
+    start, S = jnp.asarray(start), jnp.eye(len(start))
+    settings = {"geometric": False, "newton": True} | settings
+    solver = fixed_point.FixedPointSolver(map_of, start, S, jnp.asarray(tolerance), **settings)
+    return fixed_point.solve(solver)
+
+
 def test_a_turning_point_is_not_a_fixed_point():
     """F_11 = 0.8 V_11 + 30 (V_22 - 0.01) + .., F_22 = 0.7 V_22 + ..: V_11 turns 0.15 above its fixed
     point 0.5, where the residual is 0.0003 and ρ = 0.8."""
@@ -51,10 +59,7 @@ def test_a_turning_point_is_not_a_fixed_point():
     start = end + jnp.diag(jnp.array([0.15, 0.001]))
     residual = float(jnp.max(jnp.abs(map_of(start).value - start)))
     assert residual / (1.0 - 0.8) < 2e-3
-    settings = {"geometric": False, "newton": False, "max_steps": 200}
-    tolerance = jnp.asarray(2e-3)
-    iteration = fixed_point.FixedPointSolver(map_of, start, jnp.eye(2), tolerance, **settings)
-    found = fixed_point.solve(iteration)
+    found = solved(map_of, start, 2e-3, newton=False, max_steps=200)
     assert result(found) == Result.SUCCESS
     assert np.max(np.abs(found.state.V - end)) < 2e-3
 
@@ -74,10 +79,7 @@ def test_several_steps_at_once_end_where_single_ones_do(f, slope, start, end):
         J = jax.grad(f)(V[0, 0]) if slope is None else jnp.asarray(slope(V))
         return fixed_point.Evaluation(value, J.reshape(1, 1, 1, 1), value[None], jnp.zeros(()))
 
-    settings = {"geometric": False, "newton": True, "max_steps": 400}
-    V0, S = jnp.full((1, 1), start), jnp.eye(1)
-    solver = fixed_point.FixedPointSolver(map_of, V0, S, jnp.asarray(1e-5), **settings)
-    found = fixed_point.solve(solver)
+    found = solved(map_of, [[start]], 1e-5, max_steps=400)
     assert result(found) == Result.SUCCESS
     np.testing.assert_allclose(found.state.V, end, atol=3e-5)
 
@@ -92,10 +94,7 @@ def test_a_map_that_jumps_ends_within_its_error(jumps):
         replicas = value + jnp.array([0.01, -0.01])[:, None, None]
         return fixed_point.Evaluation(value, jnp.full((1,) * 4, 0.9), replicas, jnp.zeros(()))
 
-    settings = {"geometric": False, "newton": True, "max_steps": 100, "jumps": jumps}
-    start, tolerance = jnp.full((1, 1), 0.7), jnp.asarray(1e-4)
-    solver = fixed_point.FixedPointSolver(map_of, start, jnp.eye(1), tolerance, **settings)
-    found = fixed_point.solve(solver)
+    found = solved(map_of, [[0.7]], 1e-4, max_steps=100, jumps=jumps)
     assert result(found) == (Result.SUCCESS if jumps else Result.MAX_STEPS)
     if jumps:
         assert int(found.step) < 40

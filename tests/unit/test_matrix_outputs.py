@@ -10,7 +10,6 @@ from scipy.stats import norm
 import jaxsmi as smi
 from helpers import result
 from jaxsmi.channels.matrix_scores import HardmaxScores, LinearScores, SoftmaxScores
-from jaxsmi.numerics.refining_rules import TrapezoidRule
 
 KEY = jax.random.key(0)
 ONE = jnp.ones((1, 1))
@@ -223,29 +222,3 @@ def test_a_softmax_with_little_noise_is_the_noiseless_one():
         gaps.append(float(jnp.max(jnp.abs(post.g[:, 0] - gamma))))
     assert gaps[1] < 0.05 * float(jnp.max(jnp.abs(gamma)))
     assert 3.0 < gaps[0] / gaps[1] < 4.2
-
-
-@pytest.mark.slow
-def test_rows_of_a_grid_by_parity_along_every_axis():
-    """The 2^d groups are the nodes of the grid, each once; where labels may be anything the grid is
-    moved by a quarter of its spacing."""
-    for dimension in (2, 3):
-        jumps = jnp.ones((), bool)
-        rule = TrapezoidRule(dimension, 2**15, False, jumps)
-        plain = TrapezoidRule(dimension, 2**15, False)
-        level = jnp.asarray(0)
-
-        def nodes(rule, level=level):
-            rows = rule.rows(level)
-            each = [
-                rule.nodes(0, int(rows[-1]), jnp.asarray(k), level, rows).points
-                for k in range(rule.groups)
-            ]
-            return np.unique(np.round(np.concatenate(each), 9), axis=0), sum(map(len, each))
-
-        found, count = nodes(rule)
-        expected, total = nodes(plain)
-        assert rule.groups == 2**dimension
-        assert len(found) == count == total
-        step = 2.0 * 5.5 / rule.sizes[0]
-        np.testing.assert_allclose(found - 0.25 * step, expected, atol=1e-8)

@@ -190,7 +190,6 @@ CORRELATED = multi(lambda z: jnp.sum(z**2), 2, prior=Gaussian([[1.0, 0.5], [0.5,
 SQUARE = multi(lambda z: z[0, 0] ** 2)
 DIRECTED = tokens(encoding=[[1.0], [1.0]], cross=[[1.0]])
 JUMPS = multi(lambda z: jnp.sign(z[0, 0] - 0.1))
-PAIR = smi.links.linear(0.1, tokens=2)
 
 # Matrices, learners and directions of inputs
 LAYERED, THREE = smi.AttentionIndexed(2, 0.5, layers=2), smi.AttentionIndexed(3, 0.5)
@@ -228,6 +227,7 @@ MODELS = [
     ("noise", lambda: smi.MultiIndex(channel=SIGN.channel, noise=0.5)),
     ("tolerance", lambda: smi.MultiIndex(channel=SIGN.channel, tolerance=1e-3)),
     ("max_nodes", lambda: smi.MultiIndex(channel=SIGN.channel, max_nodes=2**12)),
+    ("max_nodes", lambda: multi(noise=0.1, max_nodes=100)),
     ("log_likelihood", lambda: smi.MultiIndex(channel=SIGN.channel, log_likelihood=min)),
     ("noise", lambda: multi(log_likelihood=min, noise=0.3)),
     ("link", lambda: multi(lambda z: z @ jnp.ones(3))),
