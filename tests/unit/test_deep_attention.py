@@ -123,7 +123,7 @@ def brute_force(model, fields, omega, V, inner, count):
 WIDE = 0.6 * np.eye(4) + 0.1
 ONE_LAYER = [SHAPE, 1e-6 * SHAPE, np.diag([1e-6, 1.0])]
 UNTIED = [*ONE_LAYER, np.diag([1.0, 1e-6]), np.array([[0.05, 0.04], [0.04, 0.05]])]
-LAST_KNOWN = np.diag([0.5, 0.5, 0.01])
+LAST_KNOWN, FINE = np.diag([0.5, 0.5, 0.01]), {"beta": 1.3, "tolerance": 1e-4}
 TWO, THREE_LAYERS = {"beta": 1.3, "tolerance": 2e-2}, {"beta": 1.3, "tolerance": 3e-3}
 # Model, covariances, points of the grids, and what these are good to. The angle of rank two is
 # resolved at √V = 1e-3; tokens that nearly agree cost the inversion of a label some digits. Grids
@@ -135,7 +135,7 @@ BRUTE = {
     "untied, 2 tokens": (deep(1, 2, tied=False, beta=1.3), UNTIED, 1, 100_000, 1e-6),
     "untied, 3 tokens": (deep(1, 3, tied=False, beta=1.3), UNTIED, 1, 100_000, 1e-6),
     "two layers, 3 tokens": (
-        deep(2, 3, 0.7, beta=1.3, tolerance=1e-4),
+        deep(2, 3, 0.7, **FINE),
         [WIDE[:2, :2]],
         64,
         1,
