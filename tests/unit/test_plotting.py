@@ -134,13 +134,10 @@ def test_a_curve_has_its_error_band(ax, form):
 
 
 def test_what_did_not_converge_is_a_cross(ax):
-    solutions = [
-        synthetic.solution(alpha=0.3),
-        synthetic.solution(alpha=0.6, steps=5, result=Result.MAX_STEPS),
-    ]
-    plotting.overlap_against_alpha(solutions, ax=ax)
+    unfinished = synthetic.solution(alpha=0.6, steps=5, result=Result.MAX_STEPS)
+    plotting.overlap_against_alpha([synthetic.solution(alpha=0.3), unfinished], ax=ax)
     for p in range(2):
-        np.testing.assert_allclose(drawn(ax, "crosses")[p], [solutions[1].overlap[p, p]])
+        np.testing.assert_allclose(drawn(ax, "crosses")[p], [unfinished.overlap[p, p]])
 
 
 def test_a_converged_trajectory_stays_where_it_ended(ax):
@@ -276,9 +273,9 @@ def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds
     # another one on the same axes: a threshold has one style, branches have colours of their own
     found.plot(ax)
     assert labels(ax) == [*names, "uninformed (2)", "informed (2)"]
-    others = [line for line in ax.lines[7:] if line.get_gid() == "threshold"]
+    others = [line for line in ax.lines[5:] if line.get_gid() == "threshold"]
     assert [x.get_linestyle() for x in others] == [x.get_linestyle() for x in lines]
-    assert ax.lines[7].get_color() != lower.get_color()
+    assert ax.lines[5].get_color() != lower.get_color()
     # outside the grid
     ends = FirstOrder("first order", of(jnp.inf), of(0.0), of(0.0), grid, Q, informed)
     assert labels(ends.plot(ax.figure.add_subplot())) == [
@@ -286,22 +283,14 @@ def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds
         r"spinodal and information-theoretic below $\alpha = 1$",
         r"algorithmic above $\alpha = 5$",
     ]
-    none = FirstOrder(
-        "none", None, None, None, grid, jnp.tile(Q, (1, 2, 2)), jnp.tile(Q, (1, 2, 2))
-    )
-    assert labels(none.plot(ax.figure.add_subplot()))[2:] == [
-        "index 2, uninformed",
-        "index 2, informed",
-    ]
+    two = jnp.tile(Q, (1, 2, 2))
+    none = FirstOrder("none", None, None, None, grid, two, two).plot(ax.figure.add_subplot())
+    assert labels(none)[2:] == ["index 2, uninformed", "index 2, informed"]
 
 
 def test_a_legend_names_the_model_where_all_curves_share_it(ax):
-    theory = lambda prior: smi.curve(
-        smi.links.linear(0.5, prior=prior),
-        [0.5, 1.0],
-        averages=smi.Averages(64),
-        key=jax.random.key(0),
-    )
+    few = {"averages": smi.Averages(64), "key": jax.random.key(0)}
+    theory = lambda prior: smi.curve(smi.links.linear(0.5, prior=prior), [0.5, 1.0], **few)
     one = theory(None)
     title = lambda: ax.get_legend().get_title().get_text()
     assert labels(one.plot(ax)) == ["state evolution"]
