@@ -16,12 +16,13 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import jaxsmi as smi
+from helpers import differences, mean_and_error
 from jaxsmi.learners.base import Conjugates
 from jaxsmi.learners.penalties import BoundedPenalty
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 DENSITY = 0.2
-LINEAR = smi.links.linear()
+LINEAR, ROBUST = smi.links.linear(), smi.losses.huber(0.7)
 
 
 def sparse(noise, density=DENSITY):
@@ -29,14 +30,14 @@ def sparse(noise, density=DENSITY):
     return smi.MultiIndex(lambda z: z[0, 0], indices=1, noise=noise, prior=prior)
 
 
-def heavy_tailed(freedom):
-    """Labels with noise of Student's law."""
+def noisy(log_density, draw):
+    """Labels with noise of a law."""
+    law = {
+        "log_likelihood": lambda y, z: jnp.sum(log_density(y - z[0, 0])),
+        "sampler": lambda key, z: z[0, 0] + draw(key),
+    }
     return smi.MultiIndex(
-        lambda z: z[0, 0],
-        indices=1,
-        prior=smi.priors.BernoulliGauss(DENSITY),
-        log_likelihood=lambda y, z: jnp.sum(student.logpdf(y - z[0, 0], freedom)),
-        sampler=lambda key, z: z[0, 0] + jax.random.t(key, freedom),
+        lambda z: z[0, 0], indices=1, prior=smi.priors.BernoulliGauss(DENSITY), **law
     )
 
 
@@ -247,13 +248,9 @@ def test_derivatives_of_the_energy():
         return theory(teacher, 0.8, smi.Erm(smi.links.linear(), ridge=ridge, l1=l1)).energy
 
     slopes = jax.grad(energy, (0, 1))(0.3, 0.2)
-    step = 1e-4
-    by_l1 = (energy(0.3 + step, 0.2) - energy(0.3 - step, 0.2)) / (2 * step)
-    by_ridge = (energy(0.3, 0.2 + step) - energy(0.3, 0.2 - step)) / (2 * step)
     made = theory(teacher, 0.8, smi.Erm(smi.links.linear(), ridge=0.2, l1=0.3))
     # a second difference, 1e-8, and the fixed points' tolerance 1e-8 over the step
-    assert abs(value(slopes[0]) - value(by_l1)) < 2e-4
-    assert abs(value(slopes[1]) - value(by_ridge)) < 2e-4
+    np.testing.assert_allclose(slopes, differences(energy, (0.3, 0.2), 1e-4), atol=2e-4)
     assert abs(value(slopes[1]) - 0.5 * value(made.overlap)) < 1e-5
 
 
@@ -297,47 +294,21 @@ def linear_programme(data, learner):
 
 
 SQUARED = (lambda z, y: 0.5 * (z - y) ** 2, lambda z, y: z - y)
-LOGISTIC = (
-    lambda z, y: np.logaddexp(0.0, -y * z),
-    lambda z, y: -y / (1.0 + np.exp(y * z)),
-)
 HUBER = (
     lambda z, y: np.where(abs(z - y) < 0.7, 0.5 * (z - y) ** 2, 0.7 * abs(z - y) - 0.245),
     lambda z, y: np.clip(z - y, -0.7, 0.7),
 )
-SIGNS = smi.MultiIndex(
-    smi.links.sign().link, indices=1, noise=0.0, prior=smi.priors.BernoulliGauss(DENSITY)
-)
-PROBLEMS = {
-    "lasso": (sparse(0.1), 0.7, smi.Erm(LINEAR, ridge=0.0, l1=0.3), SQUARED),
-    "elastic net": (sparse(0.1), 1.2, smi.Erm(LINEAR, ridge=0.2, l1=0.2), SQUARED),
-    "positive": (
-        sparse(0.3),
-        1.5,
-        smi.Erm(LINEAR, ridge=0.01, bounds=(0.0, jnp.inf)),
-        SQUARED,
-    ),
-    "box": (sparse(0.3), 1.0, smi.Erm(LINEAR, ridge=0.1, l1=0.1, bounds=(-0.5, 1.0)), SQUARED),
-    "huber": (
-        sparse(1.0),
-        2.0,
-        smi.Erm(LINEAR, loss=smi.losses.huber(0.7), ridge=0.1, l1=0.2),
-        HUBER,
-    ),
-    # of three degrees of freedom: no variance of the squared loss
-    "huber, heavy tails": (
-        heavy_tailed(3.0),
-        2.0,
-        smi.Erm(LINEAR, loss=smi.losses.huber(0.7), ridge=0.1),
-        HUBER,
-    ),
-    "median, heavy tails": (
-        heavy_tailed(3.0),
-        2.0,
-        smi.Erm(LINEAR, loss=smi.losses.quantile(), ridge=0.0, l1=0.3),
-        None,
-    ),
-}
+# Student's law of three degrees of freedom: no variance of the squared loss
+HEAVY = noisy(lambda t: student.logpdf(t, 3.0), lambda key: jax.random.t(key, 3.0))
+PROBLEMS = {  # teacher, α, losses in NumPy, learner
+    "lasso": (sparse(0.1), 0.7, SQUARED, {"ridge": 0.0, "l1": 0.3}),
+    "elastic net": (sparse(0.1), 1.2, SQUARED, {"ridge": 0.2, "l1": 0.2}),
+    "positive": (sparse(0.3), 1.5, SQUARED, {"ridge": 0.01, "bounds": (0.0, jnp.inf)}),
+    "box": (sparse(0.3), 1.0, SQUARED, {"ridge": 0.1, "l1": 0.1, "bounds": (-0.5, 1.0)}),
+    "huber": (sparse(1.0), 2.0, HUBER, {"loss": ROBUST, "ridge": 0.1, "l1": 0.2}),
+    "huber, heavy tails": (HEAVY, 2.0, HUBER, {"loss": ROBUST, "ridge": 0.1}),
+    "median, heavy tails": (HEAVY, 2.0, None, {"loss": smi.losses.quantile(), "ridge": 0.0, "l1": 0.3}),
+}  # fmt: skip
 
 
 @SLOW
@@ -345,7 +316,8 @@ PROBLEMS = {
 def test_simulations(name):
     """Message passing ends at the minimum of L-BFGS-B; theory within four standard errors, of
     linear programmes, too."""
-    teacher, alpha, learner, loss = PROBLEMS[name]
+    teacher, alpha, loss, settings = PROBLEMS[name]
+    learner = smi.Erm(LINEAR, **settings)
     D = 500 if loss else 250
     made = theory(teacher, alpha, learner)
     assert int(made.result) == 0, made.message
@@ -366,7 +338,7 @@ def test_simulations(name):
             assert abs(value(learner.risk(run.weights, data)) - energy) < 1e-6 * energy
             # what the default tolerance of message passing leaves; the risk is off by its square
             assert value(run.gradient_norm) < 3e-4
-    mean, error = np.mean(runs, 0), np.std(runs, 0, ddof=1) / np.sqrt(len(runs))
+    mean, error = mean_and_error(runs)
     expected = [value(x) for x in (made.energy, made.overlap, made.teacher_overlap)]
     print(name, expected, mean, error)
     assert np.all(abs(mean - expected) < 4 * error)
@@ -375,14 +347,8 @@ def test_simulations(name):
 @SLOW
 def test_a_sampler_of_gaussian_noise_is_the_noise():
     """Grids of few nodes gave a sampler few seeds: the energy was off by 22 %."""
-    law = smi.MultiIndex(
-        lambda z: z[0, 0],
-        indices=1,
-        prior=smi.priors.BernoulliGauss(DENSITY),
-        log_likelihood=lambda y, z: jnp.sum(jax.scipy.stats.norm.logpdf(y - z[0, 0])),
-        sampler=lambda key, z: z[0, 0] + jax.random.normal(key),
-    )
-    learner = smi.Erm(LINEAR, loss=smi.losses.huber(0.7), ridge=0.1)
+    law = noisy(jax.scipy.stats.norm.logpdf, jax.random.normal)
+    learner = smi.Erm(LINEAR, loss=ROBUST, ridge=0.1)
     drawn, exact = theory(law, 2.0, learner), theory(sparse(1.0), 2.0, learner)
     # random labels: 1.2 % off with the points of this key
     assert abs(value(drawn.energy) / value(exact.energy) - 1.0) < 0.03
@@ -435,14 +401,9 @@ def test_cross_entropy_of_three_classes():
         if seed == 0:
             run = smi.gamp(teacher, data, learner=learner, key=KEY)
             np.testing.assert_allclose(run.weights, W, atol=2e-4)
-    errors = np.std(runs, axis=0, ddof=1) / 8**0.5
+    mean, errors = mean_and_error(runs)
     found = np.trace(end.overlap), np.trace(end.teacher_overlap), end.train_loss
     # entries of Q and M share their nets: their errors add at most
-    ours = (
-        np.trace(end.stderr),
-        np.trace(end.stderrs["teacher_overlap"]),
-        end.stderrs["train_loss"],
-    )
-    for k in range(3):
-        difference = abs(float(found[k]) - np.mean(runs, axis=0)[k])
-        assert difference < 4.0 * np.hypot(errors[k], float(ours[k]))
+    bars = end.stderrs
+    ours = np.trace(end.stderr), np.trace(bars["teacher_overlap"]), bars["train_loss"]
+    assert np.all(np.abs(np.array(found) - mean) < 4.0 * np.hypot(errors, np.array(ours)))
