@@ -6,13 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxsmi as smi
+from helpers import respond
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 plain = importlib.import_module("plain")
@@ -46,16 +46,14 @@ def test_labels_are_read_and_drawn_by_one_law():
     u = np.array([-0.7, 1.3])
     y = np.exp(np.outer(u, u))
     found = plain.read_label(y / y.sum(1, keepdims=True))
-    np.testing.assert_allclose(
-        found * np.sign(found[1] * u[1]), u, rtol=1e-12
-    )  # rounding of two logarithms
+    # rounding of two logarithms
+    np.testing.assert_allclose(found * np.sign(found[1] * u[1]), u, rtol=1e-12)
     u, omega = plain.draw(np.random.default_rng(0), (1 - 1e-14) * np.eye(2), 1.0, 5)
     for label, (x, w) in zip(u, omega, strict=True):
         scores = np.exp(np.outer(x, x))
         A = np.eye(2) + scores / scores.sum(1, keepdims=True)
-        np.testing.assert_allclose(
-            label, A @ w, atol=1e-5
-        )  # √V = 1e-7, times the size of the fields and their squares
+        # √V = 1e-7, times the size of the fields and their squares
+        np.testing.assert_allclose(label, A @ w, atol=1e-5)
 
 
 def test_products_of_signs_by_two_routes():
@@ -64,9 +62,8 @@ def test_products_of_signs_by_two_routes():
     y = np.array([1.0, -1.0, -1.0])
     closed = plain.sign_product_closed(y, omega, V)
     for n in range(3):
-        np.testing.assert_allclose(
-            plain.sign_product_by_quad(y[n], omega[n], V, 1e-10), closed[n], rtol=1e-8
-        )  # 8 deviations
+        found = plain.sign_product_by_quad(y[n], omega[n], V, 1e-10)
+        np.testing.assert_allclose(found, closed[n], rtol=1e-8)  # 8 deviations
 
 
 def test_phase_retrieval_is_our_channel():
@@ -91,9 +88,7 @@ def test_two_layers_are_our_channel():
     labels with its response."""
     model, V = smi.DeepAttention(2, 2, 0.5), np.diag([0.5, 0.02])
     u, omega = plain.draw(np.random.default_rng(1), np.eye(2) - V, 0.5, 2048)
-    found = eqx.filter_jit(model.channel.respond)(
-        jnp.asarray(u), jnp.asarray(omega), jnp.asarray(V)
-    )
+    found = respond(model.channel, *map(jnp.asarray, (u, omega, V)))
     g = np.array([plain.by_grid(u[n], omega[n], V, 0.5, 160) for n in range(64)])
     for n in range(64):
         assert relative(np.asarray(found.g)[n], g[n]) <= float(model.channel.tolerance)

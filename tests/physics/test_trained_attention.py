@@ -15,7 +15,7 @@ import pytest
 from scipy import optimize
 
 import jaxsmi as smi
-from helpers import differences, runs_of
+from helpers import differences, mean_and_error, runs_of
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 FEW = smi.Averages(points=1024, nets=4)
@@ -40,24 +40,16 @@ def evolve(model, alpha, learner, **options):
     return solution
 
 
-def numbers(solution):
-    Q, M, V = (
-        getattr(solution, name)[0, 0] for name in ("overlap", "teacher_overlap", "covariance")
-    )
-    return np.asarray([Q, M, V, solution.error, solution.train_loss, solution.test_loss], float)
+NAMES = ("overlap", "teacher_overlap", "covariance", "error", "train_loss", "test_loss")
 
 
-def errors(solution):
-    stderrs = solution.stderrs
-    return np.asarray(
-        [
-            solution.stderr[0, 0],
-            stderrs["teacher_overlap"][0, 0],
-            stderrs["covariance"][0, 0],
-            *(stderrs[name] for name in ("error", "train_loss", "test_loss")),
-        ],
-        float,
-    )
+def numbers(solution, names=NAMES):
+    return np.array([float(np.ravel(getattr(solution, name))[0]) for name in names])
+
+
+def errors(solution, names=NAMES):
+    bars = {"overlap": solution.stderr, **solution.stderrs}
+    return np.array([float(np.ravel(bars[name])[0]) for name in names])
 
 
 # Theory
@@ -283,35 +275,26 @@ def test_weight_decay_of_query_and_key_is_a_nuclear_norm():
     [
         (smi.AttentionIndexed(2, 0.5), 0.2, smi.MatrixErm(nuclear=0.05, loss=square), 100),
         (smi.AttentionIndexed(2, 0.5), 0.2, smi.MatrixErm(nuclear=0.05, loss=cross_entropy), 100),
-        (
-            smi.Bilinear(1.0, 0.3, 0.1, output=jnp.tanh),
-            0.8,
-            smi.MatrixErm(nuclear=0.3, loss=square),
-            80,
-        ),
+        (smi.Bilinear(1.0, 0.3, 0.1, output=jnp.tanh), 0.8, smi.MatrixErm(nuclear=0.3, loss=square), 80),
     ],
     ids=["square", "cross-entropy", "tanh"],
-)
+)  # fmt: skip
 def test_simulations_agree_with_theory(model, alpha, learner, dimension):
     """Eight data sets, extrapolated from d/2 and d where 1/d makes more than their spread, within
     four combined standard errors."""
-    end = evolve(model, alpha, learner)
+    end, names = (
+        evolve(model, alpha, learner),
+        ("overlap", "teacher_overlap", "error", "train_loss"),
+    )
 
     def found(d):
         runs = [fit for _, fit in runs_of(model, 8, dimension=d, alpha=alpha, learner=learner)]
         assert all(bool(fit.converged) for fit in runs)
-        return np.stack(
-            [
-                [fit.overlap[0, 0], fit.teacher_overlap[0, 0], fit.error, fit.train_loss]
-                for fit in runs
-            ]
-        ).astype(float)
+        return np.stack([numbers(fit, names) for fit in runs])
 
-    values = 2.0 * found(dimension) - found(dimension // 2)
-    expected = numbers(end)[[0, 1, 3, 4]]
-    spread = values.std(axis=0, ddof=1) / np.sqrt(8)
-    combined = np.hypot(spread, errors(end)[[0, 1, 3, 4]])
-    assert (np.abs(values.mean(0) - expected) <= 4.0 * combined).all()
+    mean, spread = mean_and_error(2.0 * found(dimension) - found(dimension // 2))
+    combined = np.hypot(spread, errors(end, names))
+    assert (np.abs(mean - numbers(end, names)) <= 4.0 * combined).all()
 
 
 @SLOW
