@@ -91,6 +91,13 @@ def test_runs_of_bayes_and_of_a_minimiser_agree_with_theory():
         assert abs(values.mean() - exact) <= 4.0 * stderr + 0.02 * exact
 
 
+def binned(values, count):
+    """A prior of these eigenvalues, the first thirty and so many groups."""
+    cuts = np.r_[np.arange(30), np.geomspace(30, len(values), count).round().astype(int)]
+    atoms = [np.sqrt(np.mean(values[a:b] ** 2)) for a, b in itertools.pairwise(cuts)]
+    return smi.priors.Spectrum(atoms, np.diff(cuts))
+
+
 @SLOW
 def test_quadratic_networks_with_power_laws(reference):
     """Full-width quadratic networks with weight decay, e = Σ (ŝ - s)² of a printed state evolution:
@@ -99,11 +106,7 @@ def test_quadratic_networks_with_power_laws(reference):
     values = np.arange(1.0, 401.0) ** -1.25
     values /= np.sqrt(np.mean(values**2))
     size = 1.0 / np.var(values)  # `Spectrum` has variance one
-    cuts = np.r_[np.arange(30), np.geomspace(30, 400, 31).round().astype(int)]
-    bins = itertools.pairwise(cuts)
-    atoms = [np.sqrt(np.mean(values[a:b] ** 2)) for a, b in bins]
-    prior = smi.priors.Spectrum(atoms, np.diff(cuts))
-    model = smi.AttentionIndexed(1, prior, "linear", noise=0.1 * size)
+    model = smi.AttentionIndexed(1, binned(values, 31), "linear", noise=0.1 * size)
     files = sorted((reference / "peers" / "quadratic_width").glob("SE_rank_*.csv"))
     assert len(files) == 8
     for file in files:
@@ -122,10 +125,7 @@ def test_scaling_with_power_laws(gamma, noise):
     first nor the last of them matter: slopes within 0.1. For γ = 1 the slopes between neighbouring α
     are off by that much at 3e-3 without noise, and at 1e-2 with it."""
     values = np.arange(1.0, 20001.0) ** -gamma
-    cuts = np.r_[np.arange(30), np.geomspace(30, 20000, 61).round().astype(int)]
-    atoms = [np.sqrt(np.mean(values[a:b] ** 2)) for a, b in itertools.pairwise(cuts)]
-    prior = smi.priors.Spectrum(atoms, np.diff(cuts))
-    model = smi.AttentionIndexed(2, prior, "linear", noise=noise)
+    model = smi.AttentionIndexed(2, binned(values, 61), "linear", noise=noise)
     alphas = np.geomspace(1e-2, 1e-1, 3) if noise else np.geomspace(3e-4, 3e-3, 3)
     error = [float(smi.state_evolution(model, alpha, key=KEY).error) for alpha in alphas]
     slope = np.polyfit(np.log(alphas), np.log(error), 1)[0]
