@@ -45,6 +45,12 @@ def flat(*arrays):
     return np.concatenate([np.asarray(x).reshape(len(x), -1) for x in arrays], axis=1)
 
 
+def of_path(path, *names):
+    """M, Q and more at all times, and their standard errors."""
+    names = ("teacher_overlap", "overlap", *names)
+    return (flat(*(getattr(x, name) for name in names)) for x in (path, path.stderr))
+
+
 def last(runs):
     """|M| and Q of the last record, flattened (runs, P k + P P)."""
     return flat(np.abs(runs.teacher_overlap[:, -1]), runs.overlap[:, -1])
@@ -217,8 +223,7 @@ def test_linear_flow_is_its_closed_form():
     known = 1.0 + (m - 1.0) * np.exp(-2.0 * times)
     end = rate * noise / (1.0 - rate)
     error = end + (q - 2 * m + 1 - end) * np.exp(-4.0 * times * (1 - rate))
-    found = flat(path.teacher_overlap, path.overlap, path.risk)
-    spread = flat(path.stderr.teacher_overlap, path.stderr.overlap, path.stderr.risk)
+    found, spread = of_path(path, "risk")
     expected = np.stack([known, error + 2 * known - 1, error + noise], axis=1)
     assert (np.abs(found - expected) < 5.0 * spread + 1e-7).all()
     assert spread.max() < 5e-3
@@ -243,8 +248,7 @@ DECAYED = [0.45441556, 0.35903313, 0.34047273, 0.43484121]
 def test_committee_flow():
     start = ([[0.1, 0.02], [-0.05, 0.08]], [[0.5, 0.1], [0.1, 0.4]])
     path = flow(committee(2), start, [1.0, 2.0], 0.2, 2**16, 16)
-    mean = flat(path.teacher_overlap, path.overlap, path.risk)
-    error = flat(path.stderr.teacher_overlap, path.stderr.overlap, path.stderr.risk)
+    mean, error = of_path(path, "risk")
     assert (np.abs(mean - COMMITTEE) < 4.5 * error).all()
     assert error.max() < 3e-3
     decayed = flow(committee(2), start, [4.0], rule(0.2, decay=0.02), 2**16, 16)
@@ -257,8 +261,7 @@ def test_flow_is_the_limit_of_the_chain():
     """Two layers at κ = .5 from some overlaps to α = 15: the flow, chains of D = 2000 and 10^5,
     within four combined standard errors and 30/D."""
     path = flow(TWO, START, 0.5 * np.array([5.0, 15.0]), 0.5, 2**17, 8, 1e-6)
-    theory = flat(path.teacher_overlap, path.overlap)
-    error = flat(path.stderr.teacher_overlap, path.stderr.overlap)
+    theory, error = of_path(path)
     for D, runs in ((2000, 128), (10**5, 8)):
         settings = {"alpha": 15.0, "monitor": smi.Monitor(every=5 * D), "start": START}
         chain = smi.sgd.simulate(TWO, keys(runs, D), dimension=D, rate=0.5, **settings)
