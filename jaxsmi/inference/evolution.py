@@ -368,5 +368,5 @@ def potential_at(
         value = fixed_point.not_differentiable(value, model, unless=regular_numbers(model))
         # dΦ by its equation, as the points of labels that jump with Q miss the jumps
         slope = frozen(alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian))
-        value = value + jnp.sum(fixed_point.not_differentiable(slope, Q) * (Q - fixed))
+        value = value + fixed_point.zero_of_slope(fixed_point.not_differentiable(slope, Q), Q)
     return Estimate(value, stderr)

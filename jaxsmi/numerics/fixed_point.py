@@ -491,18 +491,19 @@ def not_differentiable(
     known = unless if isinstance(unless, list) else [unless] * len(numbers)
     # NaN times the tangents: jax.grad carries it backwards as well
     weights = [jnp.where(flag, 0.0, missing()) for flag in known]
-    zero = sum(map(_zero_of_slope, weights, numbers), jnp.zeros(()))
+    zero = sum(map(zero_of_slope, weights, numbers), jnp.zeros(()))
     return build([x + zero.astype(x.dtype) for x in leaves])
 
 
 @jax.custom_jvp
-def _zero_of_slope(slope: Array, x: Array) -> Array:
-    """Zero, with this slope in every entry of x; where x does not move JAX leaves the rule out."""
+def zero_of_slope(slope: Array, x: Array) -> Array:
+    """Zero, with this slope in x, one number or one for each entry; where x does not move JAX
+    leaves the rule out."""
     del x
-    return jnp.zeros_like(slope)
+    return jnp.zeros((), slope.dtype)
 
 
-_zero_of_slope.defjvps(None, lambda moved, _, slope, x: slope * jnp.sum(moved))
+zero_of_slope.defjvps(None, lambda moved, _, slope, x: jnp.sum(slope * moved))
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
