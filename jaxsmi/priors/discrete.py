@@ -158,7 +158,8 @@ class GaussianMixture(AbstractEntries):
     means: Float[Array, " K"]
     scales: Float[Array, " K"]
     mirrored: bool = eqx.field(static=True)
-    _points: bool = eqx.field(static=True, repr=False)  # inside jit the widths are traced
+    # inside jit the widths are traced
+    _points: bool = eqx.field(static=True, init=False, repr=False)
 
     def __init__(
         self, weights: ArrayLike, means: ArrayLike, scales: ArrayLike, mirrored: bool = True
