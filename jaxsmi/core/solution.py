@@ -318,7 +318,8 @@ class Threshold(Described):
         replicas: α_c of each independent randomisation, (R,).
         subspace: The positive semi-definite direction of growth (P, P), of unit trace; zero where
             α_c is infinite.
-        overlap: Q just below the threshold, (P, P).
+        overlap: Q next to the threshold, (P, P): just below it, or of the solution that becomes
+            stable, optimal or unstable there.
         result: A `Result` code.
     """
 
@@ -351,7 +352,7 @@ class Threshold(Described):
             said = "It lies below the first α of the grid." if known else _AT_ONCE
             remark = f"{said} {remark}".rstrip()
         title += f": {Result(int(self.result)).name}"
-        return describe(title, (), [["", "learned there", "overlap below"], *rows], remark)
+        return describe(title, (), [["", "learned there", "overlap next to it"], *rows], remark)
 
     def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
         """Draw a vertical line at α_c, and a band of its 95 % interval, into axes over α.

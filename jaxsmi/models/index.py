@@ -105,7 +105,8 @@ class IndexModel(AbstractModel, AbstractTeacher):
         fixed = self.channel.constraints
         allowed = (
             "labels without noise of phase retrieval, a product, ReLU, or attention with one head "
-            "in the last layer, tied of rank one or two or untied of rank one"
+            "in the last layer, tied of rank one or two or untied of rank one (of other links, and "
+            "of weights of few values, ask smi.first_order)"
         )
         given = f"{title(self)}, whose labels fix no combination of its fields"
         check(fixed is not None, "model", given, allowed)

@@ -54,6 +54,9 @@ _BESIDE = 3.0
 _PERFECT_V = 1e-10
 
 
+_Ends = tuple[Threshold, Threshold, Threshold]  # algorithmic, information-theoretic, spinodal
+
+
 class Branches(NamedTuple):
     """The two branches, for R keys each at its α: state evolution from a small overlap, and from Q
     near S.
@@ -192,11 +195,14 @@ class FirstOrder(Described):
 
     Attributes:
         kind: "first order" or "none".
-        algorithmic: The α from which on message passing reaches the informed branch, or None.
-        information_theoretic: The α from which on the informed branch is optimal, or None.
-        spinodal: The α at which the informed branch appears, or None.
-        alpha: The grid (K,) of the hysteresis curves, from which the thresholds were read, and α
-            next to the ends of the branches.
+        algorithmic: The α from which on message passing reaches the informed branch, or None; its
+            `overlap` is the last one of the uninformed branch.
+        information_theoretic: The α from which on the informed branch is optimal, or None; its
+            `overlap` is that of the informed branch.
+        spinodal: The α at which the informed branch appears, or None; its `overlap` is the first
+            one of that branch.
+        alpha: The grid (K,) of the hysteresis curves, with the information-theoretic threshold and
+            an α next to each end of a branch.
         uninformed: Q (K, P, P) of the uninformed branch.
         informed: Q (K, P, P) of the informed branch.
     """
@@ -228,7 +234,7 @@ class FirstOrder(Described):
         ends = {0.0: f"below {number(self.alpha[0])}", math.inf: f"above {number(self.alpha[-1])}"}
         shown = lambda x: ends.get(float(x.alpha), format_estimate(x.alpha, x.stderr))
         rows = [[name, shown(x)] for name, x in found.items() if x]
-        grid = f"α on a grid of {len(self.alpha)} points"
+        grid = f"{len(self.alpha)} α from {number(self.alpha[0])} to {number(self.alpha[-1])}"
         table = [["", "α"], *rows] if rows else []
         remark = "" if rows else self.message
         return describe(f"Transition: {self.kind}", [grid], table, remark)
@@ -344,9 +350,7 @@ def first_order(
             )
             thresholds = _thresholds(ends, grid, both, keys, diverges, bar)
         kind = "first order"
-        for end, side in ((thresholds[0], -1.0), (thresholds[2], 1.0)):
-            beside = float(end.alpha + side * _BESIDE * end.stderr)
-            grid, both = _with_end(hysteresis, grid, both, beside, key)
+        grid, both, thresholds = _with_points(hysteresis, grid, both, thresholds, key)
     curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
     return not_differentiable(FirstOrder(kind, *thresholds, *curves), model)
 
@@ -370,19 +374,25 @@ def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: 
     return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
 
 
-def _with_end(
-    hysteresis: _Hysteresis, grid: np.ndarray, both: Branches, alpha: float, key: PRNGKeyArray
-) -> tuple[np.ndarray, Branches]:
-    """The grid and its branches with an α next to the end of one, if the two differ there."""
-    at = int(np.searchsorted(grid, alpha))
-    if not 0 < at < len(grid):
-        return grid, both
-    V = both.uninformed[at - 1]
-    here = hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None])
-    if not bool(here.distinct[0]):
-        return grid, both
-    added = jax.tree.map(lambda x, new: jnp.insert(x, at, new[0], axis=0), both, here)
-    return np.insert(grid, at, alpha), added
+def _with_points(
+    hysteresis: _Hysteresis, grid: np.ndarray, both: Branches, ends: _Ends, key: PRNGKeyArray
+) -> tuple[np.ndarray, Branches, _Ends]:
+    """The grid and its branches with α beside the ends of the branches and that of equal Φ, where
+    the branches differ, and the thresholds with the overlap there."""
+    done = []
+    names = ("uninformed", "informed", "informed")
+    for end, side, name in zip(ends, (-_BESIDE, 0.0, _BESIDE), names, strict=True):
+        alpha = float(end.alpha + side * end.stderr)
+        at = int(np.searchsorted(grid, alpha))
+        if 0 < at < len(grid):
+            V = both.uninformed[at - 1]
+            here = hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None])
+            if bool(here.distinct[0]):
+                grid = np.insert(grid, at, alpha)
+                both = jax.tree.map(lambda x, y, k=at: jnp.insert(x, k, y[0], axis=0), both, here)
+                end = dataclasses.replace(end, overlap=hysteresis.S - getattr(here, name)[0])
+        done.append(end)
+    return grid, both, (done[0], done[1], done[2])
 
 
 def _thresholds(
@@ -392,7 +402,7 @@ def _thresholds(
     keys: PRNGKeyArray,
     diverges: bool,
     bar: Bar,
-) -> tuple[Threshold, Threshold, Threshold]:
+) -> _Ends:
     """The algorithmic, information-theoretic and spinodal thresholds with their error bars, from
     the branches on the grid; `diverges`: Φ of the informed branch does."""
     inside = np.flatnonzero(np.asarray(both.distinct))

@@ -507,7 +507,8 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
             at = int(np.searchsorted(alpha, end))
             if 0 < at < len(alpha):
                 alpha, Q = np.insert(alpha, at, end), np.insert(Q, at, np.nan)
-            ax.plot(alpha, Q, marker=".", ms=3.5, **look)
+            # a marker would hide the gap between two dashes of the legend
+            ax.plot(alpha, Q, marker="." if k == 0 else "", ms=3.5, **look)
     names = ("spinodal", "information_theoretic", "algorithmic")
     thresholds = {name.replace("_", "-"): getattr(found, name) for name in names}
     thresholds = {name: x for name, x in thresholds.items() if x is not None}
