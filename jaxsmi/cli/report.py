@@ -249,26 +249,69 @@ def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:
     if name == "alpha" and single:
         curve = list(results)
         draw = lambda figure: plotting.overlap_against_alpha(curve, ax=figure.subplots())
-        return Report({"curve": plain(curve)}, _curve(curve), lambda: curve, draw)
+        text = _table(name, [x.alpha for x in curve], curve)
+        return Report({"curve": plain(curve)}, text, lambda: curve, draw)
     data = {"varied": name, "results": [{"value": value, **one.data} for value, one in pairs]}
+    groups: Any = lambda: {f"{name}={value}": one.stored() for value, one in pairs if one.stored}
+    rows = [_estimates(result) for result in results]
+    # one table where all have the same numbers; more layers have more indices
+    if rows[0] and all(row.keys() == rows[0].keys() for row in rows):
+        numbers = all(isinstance(value, (int, float)) for value in values)
+        draw = lambda figure: _draw_against(figure, name, values, rows)
+        return Report(data, _table(name, values, results), groups, draw if numbers else None)
     text = "\n\n".join(f"{name} = {value}\n{one.text}" for value, one in pairs)
-    groups = lambda: {f"{name}={value}": one.stored() for value, one in pairs if one.stored}
-    return Report(data, text, groups)  # pyright: ignore[reportArgumentType]
+    return Report(data, text, groups)
 
 
-def _curve(curve: Sequence[Solution]) -> str:
-    """A table of overlaps, errors and outcomes, one row an α."""
-    names = index_names(curve[0].model, len(curve[0].overlap))
-    rows = [["alpha", *names, "error", "steps", "result"]]
-    for point in curve:
-        pairs = zip(np.diagonal(point.overlap), np.diagonal(point.stderr), strict=True)
-        error = format_estimate(point.error, point.stderrs.get("error", np.zeros(())))
-        ended = [error, number(point.steps), counts(point.result)]
-        rows.append([number(point.alpha), *starmap(format_estimate, pairs), *ended])
-    # each sentence once, however many points end with it
-    messages = dict.fromkeys(f"{counts(x.result)}: {x.message}" for x in curve)
-    said = [textwrap.fill(message, 100, subsequent_indent="  ") for message in messages]
-    return "\n".join([*table(rows), "", *said])
+def _estimates(result: Any) -> dict[str, tuple[Any, Any]]:
+    """The numbers of one row of a table with their errors: overlaps, or the α of thresholds; none
+    of other results."""
+    if isinstance(result, Solution) and np.ndim(result.overlap) == 2:
+        pairs = zip(np.diagonal(result.overlap), np.diagonal(result.stderr), strict=True)
+        names = index_names(result.model, len(result.overlap))
+        error = result.error, result.stderrs.get("error", np.zeros(()))
+        return dict(zip(names, pairs, strict=True)) | {"error": error}
+    found: dict[str, Any] = {}
+    if isinstance(result, Threshold):
+        found = {"threshold": result}
+    elif isinstance(result, FirstOrder):
+        names = ("spinodal", "information_theoretic", "algorithmic")
+        found = {name.replace("_", "-"): getattr(result, name) for name in names}
+    elif isinstance(result, Stairs):
+        found = {f"step {k + 1}": step for k, step in enumerate(result)}
+    none = np.asarray(np.nan), np.asarray(0.0)
+    return {name: (x.alpha, x.stderr) if x else none for name, x in found.items()}
+
+
+def _table(name: str, values: Sequence[Any], results: Sequence[Any]) -> str:
+    """A table of estimates and outcomes, one row a value of a flag."""
+    single = isinstance(results[0], Solution)
+    ends = ["steps", "result"] if single else ["result"] * isinstance(results[0], Threshold)
+    rows = [[name, *_estimates(results[0]), *ends]]
+    for value, found in zip(values, results, strict=True):
+        estimates = starmap(format_estimate, _estimates(found).values())
+        ended = [number(found.steps)] if single else []
+        ended += [counts(found.result)] if ends else []
+        rows.append([value if isinstance(value, str) else number(value), *estimates, *ended])
+    # each sentence once, however many values end with it
+    said = dict.fromkeys(f"{counts(x.result)}: {x.message}" if ends else x.message for x in results)
+    sentences = [textwrap.fill(x, 100, subsequent_indent="  ") for x in said]
+    return "\n".join([*table(rows), "", *sentences])
+
+
+def _draw_against(
+    figure: Figure, name: str, values: Sequence[float], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Draw overlaps or thresholds against a flag, with bars of two standard errors."""
+    axes = figure.subplots()
+    labels = [label for label in rows[0] if label != "error"]
+    for label in labels:
+        estimates, errors = np.array([row[label] for row in rows], float).T
+        axes.errorbar(values, estimates, 2.0 * errors, marker=".", label=label)
+    what = "overlap $Q$" if "error" in rows[0] else r"threshold $\alpha$"
+    axes.set(xlabel=name.replace("_", " "), ylabel=what)
+    if len(labels) > 1:
+        axes.legend()
 
 
 def _lines(arrays: Mapping[str, np.ndarray]) -> str:

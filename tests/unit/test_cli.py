@@ -251,6 +251,17 @@ def test_one_result_for_each_value_of_a_flag(capsys):
     ]
 
 
+def test_values_of_a_flag_are_rows_of_a_table_and_a_figure(capsys, tmp_path):
+    words = ["recovery-threshold", "deep-attention", "--vary", "tokens=2,4"]
+    _, text, _ = call(capsys, *words, "--out", tmp_path / "thresholds")
+    assert [line.split() for line in text.splitlines()[:3]] == [
+        ["tokens", "threshold", "result"],
+        ["2", "1", "SUCCESS"],
+        ["4", "0.5", "SUCCESS"],
+    ]
+    assert (tmp_path / "thresholds" / "recovery-threshold.png").exists()
+
+
 def test_a_learner_has_flags_of_its_own(capsys, monkeypatch):
     from jaxsmi.inference import evolution
 
