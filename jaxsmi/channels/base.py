@@ -102,7 +102,7 @@ class Response(eqx.Module):
             statistical error.
         jacobian: d mean_{ab} / d Q_{cd}, (P, P, P, P).
         log_partition: E log Z_out from each net, (R,).
-        error: Largest error of an inner integral that met its tolerance.
+        error: Error of `mean` from inner integrals on grids (random nodes differ from net to net).
         inaccurate: Fraction of samples whose inner integral missed its tolerance.
     """
 
@@ -278,7 +278,10 @@ def response_of(
     values = jnp.where(weight > 0.0, weight * post.log_partition, 0.0)
     log_partition = jnp.mean(values.reshape(nets, -1), axis=1)
     missed = post.error > channel.averaging.tolerance
-    error = jnp.max(jnp.where(missed, 0.0, post.error))
+    # δ(g gᵀ) = 2 g δg, with an error of g relative to 1 + |g|
+    size = jnp.max(jnp.abs(post.g), axis=(1, 2))
+    error = 2.0 * jnp.mean(jnp.where(missed, 0.0, weight * size * (1.0 + size) * post.error))
+    error = error if post.halves is None else jnp.zeros_like(error)
     share = jnp.mean(jnp.where(missed, weight, 0.0))
     return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, share)
 

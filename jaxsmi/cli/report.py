@@ -25,7 +25,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.options import setup, user_cache
 from jaxsmi.core.results import Result, counts
-from jaxsmi.core.solution import Solution, Threshold, index_names
+from jaxsmi.core.solution import LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.thresholds.stairs import Stairs
 from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting, storage
@@ -264,13 +264,16 @@ def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:
 
 
 def _estimates(result: Any) -> dict[str, tuple[Any, Any]]:
-    """The numbers of one row of a table with their errors: overlaps, or the α of thresholds; none
-    of other results."""
+    """The numbers of one row of a table with their errors: overlaps, of learners cosines, or the α
+    of thresholds; none of other results."""
     if isinstance(result, Solution) and np.ndim(result.overlap) == 2:
-        pairs = zip(np.diagonal(result.overlap), np.diagonal(result.stderr), strict=True)
-        names = index_names(result.model, len(result.overlap))
+        kind, shown = "overlap", (np.diagonal(result.overlap), np.diagonal(result.stderr))
+        # the overlap of a learner is the size of its weights, not what was learned
+        if isinstance(result, LearnerSolution) and np.all(np.isfinite(result.cosine)):
+            kind, shown = "cosine", (result.cosine, result.stderrs["cosine"])
+        names = [f"{kind} of {name}" for name in index_names(result.model, len(result.overlap))]
         error = result.error, result.stderrs.get("error", np.zeros(()))
-        return dict(zip(names, pairs, strict=True)) | {"error": error}
+        return dict(zip(names, zip(*shown, strict=True), strict=True)) | {"error": error}
     found: dict[str, Any] = {}
     if isinstance(result, Threshold):
         found = {"threshold": result}
@@ -308,7 +311,7 @@ def _draw_against(
     for label in labels:
         estimates, errors = np.array([row[label] for row in rows], float).T
         axes.errorbar(values, estimates, 2.0 * errors, marker=".", label=label)
-    what = "overlap $Q$" if "error" in rows[0] else r"threshold $\alpha$"
+    what = labels[0].partition(" of ")[0] if "error" in rows[0] else r"threshold $\alpha$"
     axes.set(xlabel=name.replace("_", " "), ylabel=what)
     if len(labels) > 1:
         axes.legend()

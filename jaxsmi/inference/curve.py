@@ -99,6 +99,11 @@ class Curve(Described):
         return self.values("result")
 
     @property
+    def converged(self) -> Array:
+        """True where the code is SUCCESS or RECOVERED (A,)."""
+        return self.values("converged")
+
+    @property
     def message(self) -> str:
         """Counts of the codes, and the message of the worst one (outside jit and vmap)."""
         learner = isinstance(self.solutions[0], LearnerSolution)

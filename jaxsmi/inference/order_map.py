@@ -332,6 +332,7 @@ class OverlapMap(AbstractOrderMap):
             -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(jacobian),  # dQ = -dV
             value + jax.vmap(lambda R: pull(precision(R) - Qhat))(response.replicas),
             response.inaccurate,
+            jnp.abs(pull(self.alpha * response.error * jnp.eye(V.shape[0], dtype=V.dtype))),
         )
 
     def _restrict_tensor(self, J: Array) -> Array:
@@ -402,6 +403,8 @@ class OverlapMap(AbstractOrderMap):
         spread = fixed_point.propagated_error(evaluation.jacobian, evaluation.replicas)
         # nets that are grids agree to rounding, below the errors of the integrals inside
         spread = jnp.hypot(spread, INTEGRAL_ERROR * self.second_moment)
+        inside = fixed_point.resolvent(evaluation.jacobian, evaluation.integral_error)
+        spread = jnp.hypot(spread, inside)
         # beside the statistical error the one that the tolerance leaves
         known, distance = code != Result.MAX_STEPS, jnp.hypot(spread, last.remaining)
         J = evaluation.jacobian.reshape(last.V.size, last.V.size)

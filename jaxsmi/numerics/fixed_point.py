@@ -148,13 +148,14 @@ def _linear_steps(
 
 
 class Evaluation(eqx.Module):
-    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P), and the fraction of samples whose
-    inner integral was inaccurate."""
+    """F(V), its Jacobian (P, P, P, P), its replicas (R, P, P), the fraction of samples whose inner
+    integral was inaccurate, and the error of F (P, P) that the others leave."""
 
     value: Array
     jacobian: Array
     replicas: Array
     inaccurate: Array
+    integral_error: Array | float = 0.0
 
 
 class FixedPointState(eqx.Module):
@@ -503,7 +504,8 @@ def zero_of_slope(slope: Array, x: Array) -> Array:
     return jnp.zeros((), slope.dtype)
 
 
-zero_of_slope.defjvps(None, lambda moved, _, slope, x: jnp.sum(slope * moved))
+# a tangent has the type of its number, which may be float32
+zero_of_slope.defjvps(None, lambda moved, _, slope, x: jnp.sum(slope * moved.astype(slope.dtype)))
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:

@@ -74,6 +74,8 @@ class Growth(eqx.Module):
         rate_per_net: ⟨X, 𝒢 X⟩ of each net (R,).
         subspace: X (P, P), the leading eigenmatrix of 𝒢.
         linear_signal: E g gᵀ of each net, whitened (R, P, P).
+        rate_error: Error of the rate from inner integrals on grids (random nodes differ from net to
+            net).
         slope_error: Error of ∂g from the inner integrals that biases averages.
         field_error: Error of g from the inner integrals that biases averages.
         inaccurate: Fraction of samples whose inner integral missed its tolerance.
@@ -82,6 +84,7 @@ class Growth(eqx.Module):
     rate_per_net: Array
     subspace: Array
     linear_signal: Array
+    rate_error: Array
     slope_error: Array
     field_error: Array
     inaccurate: Array
@@ -142,10 +145,16 @@ def growth(
     X = lax.stop_gradient(leading_eigenmatrix(tensor)) if eigenmatrix is None else eigenmatrix
     outer = symmetric(jnp.einsum("npm,nqm->npq", g, g_other)).reshape(nets, -1, P, P)
     missed = post.error > model.channel.averaging.tolerance
+    # δ(G X G) = 2 G X δG, with an error of ∂g relative to 1 + |∂g|
+    slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4))
+    each = jnp.where(missed, 0.0, weight * slope * (1.0 + slope) * post.dg_error)
+    rate_error = 2.0 * jnp.max(jnp.abs(V)) ** 2 * jnp.mean(each)
+    rate_error = rate_error if post.halves is None else jnp.zeros_like(rate_error)
     return Growth(
         rate_per_net=jnp.einsum("pq,rpqab,ab->r", X, tensor, X),
         subspace=X,
         linear_signal=outer.mean(1),
+        rate_error=rate_error,
         slope_error=slope_error,
         field_error=field_error,
         inaccurate=jnp.mean(jnp.where(missed, weight, 0.0)),
@@ -284,6 +293,7 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     # the mean of 1/λ_r is biased; 1/λ to first order in λ_r - λ is not
     replicas = jnp.where(exact, alpha, alpha - (rates.replicas - rate) * squared)
     spread = jnp.hypot(standard_error(rates.replicas), INTEGRAL_ERROR * rate)
+    spread = jnp.hypot(spread, last.rate_error)
     stderr = jnp.where(exact, 0.0, jnp.hypot(spread, rates.error) * squared)
     projector = jnp.where(is_linear, vectors, 0.0) @ vectors.T
     subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, last.subspace))

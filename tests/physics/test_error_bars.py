@@ -143,3 +143,32 @@ def test_a_direction_that_points_seem_to_repel_ends_at_zero_overlap():
         assert end.converged
         assert jnp.linalg.eigvalsh(end.overlap)[0] > -1e-12
         assert jnp.all(jnp.isfinite(end.stderr))
+
+
+@pytest.mark.slow
+def test_error_bars_have_the_error_of_integrals_inside():
+    """Labels are summed over, on a grid, whose nets agree to rounding; posteriors err alike in all
+    of them, by 1e-7."""
+    law = lambda y, z: jax.scipy.special.log_ndtr(y * (z[0, 0] - 0.7) / 0.3)
+    model = smi.MultiIndex(indices=1, log_likelihood=law, outcomes=[-1.0, 1.0])
+
+    def gap(q):
+        t = (T * q**0.5 - 0.7) / (1.09 - q) ** 0.5
+        chance, other = jax.scipy.special.ndtr(t), jax.scipy.special.ndtr(-t)
+        slope = np.exp(-(t**2) / 2.0) / np.sqrt(2.0 * np.pi * (1.09 - q))
+        precision = 3.0 * float(np.sum(WEIGHT * slope**2 / (chance * other)))
+        return q - precision / (1.0 + precision)
+
+    found = smi.state_evolution(model, 3.0, key=KEYS[0])
+    truth = brentq(gap, 0.1, 0.99, xtol=1e-12)
+    assert abs(float(found.overlap[0, 0]) - truth) < 3.0 * float(found.stderr[0, 0]) < 1e-5
+    # E[z²|y] by sums over z, for labels cos z with noise .2
+    y, step = np.linspace(-4.0, 4.0, 1601, retstep=True)
+    z = np.linspace(-8.0, 8.0, 1601)
+    joint = np.exp(-((y[:, None] - np.cos(z)) ** 2) / 0.4 - z**2 / 2.0)
+    joint /= np.sum(joint) * step
+    mass = joint.sum(1)
+    exact = 1.0 / float(np.sum(mass * (joint @ z**2 / mass - 1.0) ** 2) * step)
+    cosine = smi.MultiIndex(lambda z: jnp.cos(z[0, 0]), indices=1, noise=0.2)
+    start = smi.weak_recovery(cosine, key=KEYS[0])
+    assert abs(float(start.alpha) - exact) < 3.0 * float(start.stderr) < 1e-5
