@@ -253,8 +253,8 @@ class AbstractModel(eqx.Module):
             z_m ~ N(ω_m, V) for each token m;     of matrices: scores h = ω + √V GOE(T).
 
         Args:
-            solution: The solution of `gamp` or `train`, or an estimate itself: rows (P, D), or a
-                matrix (d, d) or (L, d). `bayes` needs the posterior of `gamp` or `spectral`.
+            solution: The solution of `gamp` or `train`, one that `smi.load` reads, or an estimate
+                itself: rows (P, D), or a matrix (d, d) or (L, d). `bayes` needs the posterior of `gamp` or `spectral`.
             inputs: New inputs (N, M, D), or (N, D) of one token.
             bayes: Average over the posterior, by 1024 samples of a Gaussian net, the same for all
                 inputs: exact for a linear link, to 3e-3 for a sign, to 1 or 2 % of the spread for
@@ -283,8 +283,8 @@ class AbstractModel(eqx.Module):
         Source:
             [TCDKZ25], [theory: multi-index, Eqs. (77), (78)].
         """
-        weights = solution.weights if isinstance(solution, Solution) else solution
-        remedy = "the solution of gamp or train"
+        weights = getattr(solution, "weights", solution)  # also of a run that smi.load reads
+        remedy = "the solution of gamp or train, or one that smi.load reads"
         check(weights is not None, "solution", "a solution without weights", remedy)
         bayes = validate.flag("bayes", bayes)
         estimate = validate.array("solution", weights, f"{remedy}, or an estimate")

@@ -230,6 +230,15 @@ def test_a_curve_is_drawn_stored_and_tabulated(line, tmp_path):
         smi.save(smi.generalization_error(line[0].model, 0.5, key=KEY), tmp_path / "line.nc")
 
 
+def test_a_run_that_was_saved_predicts(tmp_path):
+    model = smi.links.linear(0.1)
+    data = model.sample(KEY, dimension=30, alpha=2.0)
+    run = smi.gamp(model, data, key=KEY)
+    smi.save(run, tmp_path / "run.nc")
+    labels = model.predict(smi.load(tmp_path / "run.nc"), data.inputs)
+    np.testing.assert_array_equal(labels, model.predict(run, data.inputs))
+
+
 def test_the_errors_of_a_curve_are_those_of_its_solutions(line):
     model = line[0].model
     errors = smi.generalization_error(model, line, key=KEY)
