@@ -254,7 +254,8 @@ class AbstractModel(eqx.Module):
 
         Args:
             solution: The solution of `gamp` or `train`, one that `smi.load` reads, or an estimate
-                itself: rows (P, D), or a matrix (d, d) or (L, d). `bayes` needs the posterior of `gamp` or `spectral`.
+                itself: rows (P, D), or a matrix (d, d) or (L, d). `bayes` needs the posterior of
+                `gamp` or `spectral`.
             inputs: New inputs (N, M, D), or (N, D) of one token.
             bayes: Average over the posterior, by 1024 samples of a Gaussian net, the same for all
                 inputs: exact for a linear link, to 3e-3 for a sign, to 1 or 2 % of the spread for
