@@ -143,6 +143,7 @@ class _SpectralMap(eqx.Module):
             jacobian=jnp.einsum("pa,abcd,bq->pqcd", new, pull, new),
             replicas=jax.vmap(lambda A: new - new @ (A - jnp.mean(precision, 0)) @ new)(precision),
             inaccurate=jnp.zeros((), V.dtype),
+            integral_error=jnp.zeros_like(new),
         )
 
 

@@ -155,7 +155,7 @@ class Evaluation(eqx.Module):
     jacobian: Array
     replicas: Array
     inaccurate: Array
-    integral_error: Array | float = 0.0
+    integral_error: Array
 
 
 class FixedPointState(eqx.Module):

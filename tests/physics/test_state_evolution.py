@@ -26,6 +26,7 @@ from jaxsmi.numerics import fixed_point
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 PHASE = smi.links.phase_retrieval()
+ZERO = jnp.zeros(())
 
 
 def evolve(model, alpha, points=None, seed=0, nets=None, start=None, **iteration):
@@ -54,7 +55,7 @@ def test_a_turning_point_is_not_a_fixed_point():
 
     def map_of(V):
         value = end + fixed_point.apply(jacobian, V - end)
-        return fixed_point.Evaluation(value, jacobian, value[None], jnp.zeros(()))
+        return fixed_point.Evaluation(value, jacobian, value[None], ZERO, 0.0 * value)
 
     start = end + jnp.diag(jnp.array([0.15, 0.001]))
     residual = float(jnp.max(jnp.abs(map_of(start).value - start)))
@@ -77,7 +78,7 @@ def test_several_steps_at_once_end_where_single_ones_do(f, slope, start, end):
     def map_of(V):
         value = f(V)
         J = jax.grad(f)(V[0, 0]) if slope is None else jnp.asarray(slope(V))
-        return fixed_point.Evaluation(value, J.reshape(1, 1, 1, 1), value[None], jnp.zeros(()))
+        return fixed_point.Evaluation(value, J.reshape(1, 1, 1, 1), value[None], ZERO, 0.0 * value)
 
     found = solved(map_of, [[start]], 1e-5, max_steps=400)
     assert result(found) == Result.SUCCESS
@@ -92,7 +93,7 @@ def test_a_map_that_jumps_ends_within_its_error(jumps):
     def map_of(V):
         value = 0.5 + 0.9 * (V - 0.5) - 0.002 * jnp.where(V > 0.5, 1.0, -1.0)
         replicas = value + jnp.array([0.01, -0.01])[:, None, None]
-        return fixed_point.Evaluation(value, jnp.full((1,) * 4, 0.9), replicas, jnp.zeros(()))
+        return fixed_point.Evaluation(value, jnp.full((1,) * 4, 0.9), replicas, ZERO, 0.0 * value)
 
     found = solved(map_of, [[0.7]], 1e-4, max_steps=100, jumps=jumps)
     assert result(found) == (Result.SUCCESS if jumps else Result.MAX_STEPS)
