@@ -358,8 +358,9 @@ class NoInference(AbstractChannel):
     name: str = eqx.field(static=True)
     remedy: str = eqx.field(
         static=True,
-        default="the same link with noise > 0, a log_likelihood=, or a model with its own channel "
-        "(smi.links, smi.DeepAttention)",
+        default="the same link with noise > 0, a log_likelihood=, smi.links.piecewise_linear for "
+        "steps and kinks of one field, or a model with its own channel (smi.links, "
+        "smi.DeepAttention)",
     )
     budget: Budget | None = None
 

@@ -29,6 +29,7 @@ from jaxsmi.core.solution import LearnerSolution, Solution, Threshold, index_nam
 from jaxsmi.thresholds.stairs import Stairs
 from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting, storage
+from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.storage import (
     atomic_write,
     import_xarray,
@@ -267,19 +268,19 @@ def _estimates(result: Any) -> dict[str, tuple[Any, Any]]:
     """The numbers of one row of a table with their errors: overlaps, of learners cosines, or the α
     of thresholds; none of other results."""
     if isinstance(result, Solution) and np.ndim(result.overlap) == 2:
-        kind, shown = "overlap", (np.diagonal(result.overlap), np.diagonal(result.stderr))
+        kind, columns = "overlap", (np.diagonal(result.overlap), np.diagonal(result.stderr))
         # the overlap of a learner is the size of its weights, not what was learned
         if isinstance(result, LearnerSolution) and np.all(np.isfinite(result.cosine)):
-            kind, shown = "cosine", (result.cosine, result.stderrs["cosine"])
+            kind, columns = "cosine", (result.cosine, result.stderrs["cosine"])
         names = [f"{kind} of {name}" for name in index_names(result.model, len(result.overlap))]
         error = result.error, result.stderrs.get("error", np.zeros(()))
-        return dict(zip(names, zip(*shown, strict=True), strict=True)) | {"error": error}
+        return dict(zip(names, zip(*columns, strict=True), strict=True)) | {"error": error}
     found: dict[str, Any] = {}
     if isinstance(result, Threshold):
         found = {"threshold": result}
     elif isinstance(result, FirstOrder):
-        names = ("spinodal", "information_theoretic", "algorithmic")
-        found = {name.replace("_", "-"): getattr(result, name) for name in names}
+        inside = lambda x: x if x and 0.0 < float(x.alpha) < np.inf else None
+        found = {name: inside(x) for name, x in result.thresholds.items()}
     elif isinstance(result, Stairs):
         found = {f"step {k + 1}": step for k, step in enumerate(result)}
     none = np.asarray(np.nan), np.asarray(0.0)
@@ -292,10 +293,12 @@ def _table(name: str, values: Sequence[Any], results: Sequence[Any]) -> str:
     ends = ["steps", "result"] if single else ["result"] * isinstance(results[0], Threshold)
     rows = [[name, *_estimates(results[0]), *ends]]
     for value, found in zip(values, results, strict=True):
-        estimates = starmap(format_estimate, _estimates(found).values())
+        cells = starmap(format_estimate, _estimates(found).values())
+        if not ends and isinstance(results[0], FirstOrder):  # outside of the grid, too
+            cells = map(found.shown, found.thresholds.values())
         ended = [number(found.steps)] if single else []
         ended += [counts(found.result)] if ends else []
-        rows.append([value if isinstance(value, str) else number(value), *estimates, *ended])
+        rows.append([value if isinstance(value, str) else number(value), *cells, *ended])
     # each sentence once, however many values end with it
     said = dict.fromkeys(f"{counts(x.result)}: {x.message}" if ends else x.message for x in results)
     sentences = [textwrap.fill(x, 100, subsequent_indent="  ") for x in said]
@@ -310,11 +313,12 @@ def _draw_against(
     labels = [label for label in rows[0] if label != "error"]
     for label in labels:
         estimates, errors = np.array([row[label] for row in rows], float).T
-        axes.errorbar(values, estimates, 2.0 * errors, marker=".", label=label)
+        if np.any(np.isfinite(estimates)):
+            axes.errorbar(values, estimates, 2.0 * errors, marker=".", label=label)
     what = labels[0].partition(" of ")[0] if "error" in rows[0] else r"threshold $\alpha$"
     axes.set(xlabel=name.replace("_", " "), ylabel=what)
     if len(labels) > 1:
-        axes.legend()
+        drawing.legend_above(axes, 2)
 
 
 def _lines(arrays: Mapping[str, np.ndarray]) -> str:

@@ -73,10 +73,12 @@ def warn_of_inputs(model: AbstractModel, data: Dataset, consequence: str = _RUN_
 
 def _warn_of_new_inputs(model: AbstractModel, solution: object, inputs: Array) -> None:
     """Warn of inputs to predict from that are not iid, unless those of the run were not, either."""
-    if not isinstance(solution, Solution) or solution.kind not in ("gamp", "spectral"):
+    # a run that `smi.load` reads has these names, too
+    if getattr(solution, "kind", "") not in ("gamp", "spectral"):
         return
-    known = inputs.shape[0] > 0 and concrete(solution.result)
-    if known and np.all(np.asarray(solution.result) != Result.INPUTS):
+    result = getattr(solution, "result", None)
+    known = inputs.shape[0] > 0 and concrete(result)
+    if known and np.all(np.asarray(result) != Result.INPUTS):
         warn_of_inputs(model, Dataset(inputs, jnp.zeros(inputs.shape[0])), _NEW_INPUTS)
 
 

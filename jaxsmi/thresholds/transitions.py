@@ -218,8 +218,7 @@ class FirstOrder(Described):
     @property
     def message(self) -> str:
         """The sentences that go with the result codes (outside jit and vmap)."""
-        thresholds = (self.spinodal, self.information_theoretic, self.algorithmic)
-        said = dict.fromkeys(x.message for x in thresholds if x is not None)
+        said = dict.fromkeys(x.message for x in self.thresholds.values() if x is not None)
         spacing = number(jnp.max(jnp.diff(self.alpha)))
         none = (
             f"The branches agree at all {len(self.alpha)} α of the grid: no transition, or one "
@@ -227,13 +226,23 @@ class FirstOrder(Described):
         )
         return "\n".join(said) or none
 
-    def _text(self) -> str:
+    @property
+    def thresholds(self) -> dict[str, Threshold | None]:
+        """The three thresholds by name, from below."""
         names = ("spinodal", "information_theoretic", "algorithmic")
-        found = {name.replace("_", "-"): getattr(self, name) for name in names}
+        return {name.replace("_", "-"): getattr(self, name) for name in names}
+
+    def shown(self, threshold: Threshold | None) -> str:
+        """A threshold as text."""
+        if threshold is None:
+            return "none"
         # ends outside of the grid are 0 and inf
         ends = {0.0: f"below {number(self.alpha[0])}", math.inf: f"above {number(self.alpha[-1])}"}
-        shown = lambda x: ends.get(float(x.alpha), format_estimate(x.alpha, x.stderr))
-        rows = [[name, shown(x)] for name, x in found.items() if x]
+        estimate = format_estimate(threshold.alpha, threshold.stderr)
+        return ends.get(float(threshold.alpha), estimate)
+
+    def _text(self) -> str:
+        rows = [[name, self.shown(x)] for name, x in self.thresholds.items() if x]
         grid = f"{len(self.alpha)} α from {number(self.alpha[0])} to {number(self.alpha[-1])}"
         table = [["", "α"], *rows] if rows else []
         remark = "" if rows else self.message

@@ -237,6 +237,8 @@ def test_a_run_that_was_saved_predicts(tmp_path):
     smi.save(run, tmp_path / "run.nc")
     labels = model.predict(smi.load(tmp_path / "run.nc"), data.inputs)
     np.testing.assert_array_equal(labels, model.predict(run, data.inputs))
+    with pytest.warns(UserWarning, match="standardised"):
+        model.predict(smi.load(tmp_path / "run.nc"), 3.0 * data.inputs + 1.0)
 
 
 def test_the_errors_of_a_curve_are_those_of_its_solutions(line):

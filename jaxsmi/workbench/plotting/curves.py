@@ -509,9 +509,7 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
                 alpha, Q = np.insert(alpha, at, end), np.insert(Q, at, np.nan)
             # a marker would hide the gap between two dashes of the legend
             ax.plot(alpha, Q, marker="." if k == 0 else "", ms=3.5, **look)
-    names = ("spinodal", "information_theoretic", "algorithmic")
-    thresholds = {name.replace("_", "-"): getattr(found, name) for name in names}
-    thresholds = {name: x for name, x in thresholds.items() if x is not None}
+    thresholds = {name: x for name, x in found.thresholds.items() if x is not None}
     for name, critical in thresholds.items():
         if float(critical.alpha) > 0.0:
             threshold(critical, ax, name)
