@@ -139,18 +139,6 @@ def test_tables_of_an_independent_computation(name):
         assert np.all(np.abs(numbers(end.history, step) - values) < 4 * spread + 5e-6), step
 
 
-@SLOW
-def test_two_layers_learn_the_last_one_first():
-    """[theory: descent, Table 1], t = 20: M11 .20625(66), M22 .41501(97), training .16479(18)."""
-    end = theory(smi.DeepAttention(2, 2), 2.0, (0.2, 1.0), 0.1, 20, points=2**15)
-    known, errors = [0.20625, 0.41501, 0.16479, 0.43595], [66e-5, 97e-5, 18e-5, 82e-5]
-    ours = numbers(end.history, 20)[[0, 3, 7, 8]]
-    spread = np.hypot(errors, numbers(end.history["stderr"], 20)[[0, 3, 7, 8]])
-    assert np.all(np.abs(ours - known) < 4 * spread)
-    assert end.cosine.shape == (2,)
-    assert np.all(np.diff(end.cosine) > 0.2)
-
-
 def sphere():
     """A step, then rows back to their norms: a transformation of optax that is no SGD."""
 
@@ -257,18 +245,6 @@ def test_with_decay_descent_ends_at_the_minimum(loss, rate):
         other = exact.stderr if name == "overlap" else exact.stderrs.get(name, 0.0)
         error = np.hypot(np.asarray(stderr), np.asarray(other))
         assert np.all(np.abs(ours - getattr(exact, name)) < 4 * error + 1e-4), name
-
-
-@SLOW
-def test_small_rates_are_gradient_flow():
-    """Of a linear problem at time t = κ steps = 1 the coefficients of eigenvalues x are e^{-2xt}:
-    Richardson's extrapolation leaves the second order, (2xκ)²."""
-    ends = [theory(smi.links.linear(0.2), 1.5, (0.1, 0.8), 1 / n, n) for n in (20, 40)]
-    ours = 2 * float(ends[1].teacher_overlap[0, 0]) - float(ends[0].teacher_overlap[0, 0])
-    finer = ridge(1.5, 1 / 4000, 0.2, 4000)[0, -1]
-    plain = abs(float(ends[1].teacher_overlap[0, 0]) - finer)
-    assert abs(ours - finer) < 0.1 * plain
-    assert plain < 5e-3
 
 
 @SLOW

@@ -69,21 +69,6 @@ def test_closed_form_is_the_matrix_equation(width):
 
 
 @pytest.mark.slow
-def test_numbers_of_an_independent_computation():
-    # one teacher of d = 600 gave 1.65091, 1.55876: 8.6/d and 7.8/d above the limit (the mean of
-    # teachers at d = 300 and 600), and scattering by 1/d
-    law = WishartLaw(rank_ratio=jnp.asarray(0.5), aspect_ratio=jnp.ones(()))
-    values = []
-    for count in (24, 48):
-        nodes, weights = (np.asarray(x) for x in law.eigenvalues(count))
-        np.testing.assert_allclose([weights @ nodes, weights @ nodes**2], [0.5**0.5, 1.5])
-        at = jax.vmap(lambda law: law.overlaps())(law_at(nodes, weights, 1.0, 0.64, A, B, 3.0))
-        values.append([float(at.Q[0, 0, 0]), float(at.M[0, 0, 0])])
-    np.testing.assert_allclose(*values, rtol=1e-9)  # the nodes
-    np.testing.assert_allclose(values[1], [1.65091 - 8.6 / 600, 1.55876 - 7.8 / 600], atol=2 / 600)
-
-
-@pytest.mark.slow
 def test_softmax_of_two_tokens_is_the_table():
     # the table is theory at the overlaps of one teacher of d = 150: 1/√(r d) = 1.3 % of Tr S
     t = np.arange(7.0)

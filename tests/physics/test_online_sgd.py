@@ -383,32 +383,6 @@ def test_largest_rate_of_two_layers():
 
 
 @SLOW
-def test_escape_of_phase_retrieval():
-    """Mean α of |m| = 1/2 from a uniform start on the sphere, κ = 1/24: the formula of the
-    linearised start with corrections O(1/D), D = 10^5: 32.97; the chain of an independent code
-    33.9(8)."""
-    D, kappa, h = 1000, 1 / 24, 0.5
-    r = 8 * kappa * (1 - 12 * kappa)
-    formula = np.log(D * h**2 / (1 - h**2) * (1 - 12 * kappa)) + np.euler_gamma + np.log(2.0)
-    runs = smi.sgd.simulate(
-        SQUARE,
-        keys(4000),
-        dimension=D,
-        rate=rule(kappa, projection="sphere"),
-        alpha=120.0,
-        start=smi.sgd.Initial(teacher="orthonormal"),
-        monitor=smi.Monitor(target=h + 1e-9),
-    )
-    reached = np.asarray(runs.reached_alpha)[:, 0]
-    assert np.isfinite(reached).all()
-    mean, error = mean_and_error(reached)
-    print(mean, error, formula / (2 * r), reached.std(), np.pi / np.sqrt(2) / (2 * r))
-    assert abs(mean - 19.34) < 4 * np.hypot(error, 0.10)
-    assert abs(mean - formula / (2 * r)) < 0.4  # 2048 κ²/(2 D) of the rate, and more of O(1/D)
-    assert reached.std() == pytest.approx(6.9, rel=0.05)
-
-
-@SLOW
 def test_the_last_layer_is_learned_first():
     """κ = .2, D = 500, iid starts: α at |cosine| = 1/2, medians of an independent chain 11.9 and
     175 (48 runs, quartiles [10.6, 13.1] and [146, 216])."""

@@ -60,18 +60,6 @@ def test_the_gravest_of_many_codes():
     assert "MAX_STEPS: Not converged: take more steps" in message([0, 2, 7, 7])
 
 
-@pytest.mark.slow
-def test_phase_retrieval_without_its_channel():
-    """Weak recovery 1/2, on the random points of the exact channel."""
-    sizes = {"key": KEY, "averages": smi.Averages(2**10, 8)}
-    found = smi.weak_recovery(SQUARE, noises=LADDER, **sizes)
-    exact = smi.weak_recovery(smi.links.phase_retrieval(), **sizes)
-    assert found.result == smi.Result.SUCCESS
-    # common points: only the extrapolation differs, which a thousand points see to Δ = .0125
-    assert abs(found.alpha - exact.alpha) < 0.01
-    assert abs(found.alpha - 0.5) < 3 * found.stderr < 0.3
-
-
 EXACT = {
     "product": (lambda z: z[0, 0] * z[1, 0], (2, 1), 0.1, 0.59375),
     "attention": (attention, (1, 2), 0.01, 1 / 6),
@@ -88,23 +76,6 @@ def test_thresholds_of_noiseless_links_are_their_exact_values(name):
     found = smi.weak_recovery(model, key=KEY, noises=noises, averages=smi.Averages(points=2**12))
     assert found.result == smi.Result.SUCCESS
     assert abs(found.alpha - exact) < 2 * found.stderr < 0.4 * exact
-
-
-@pytest.mark.slow
-def test_untied_query_and_key_have_the_threshold_of_their_bessel_functions():
-    """√5 - 2, by the average over R = |q| |k_1 - k_2| of the posterior of (73), in NumPy."""
-    rng = np.random.default_rng(0)
-    R = np.sqrt(2.0) * np.abs(rng.standard_normal(2**20)) * rng.rayleigh(size=2**20)
-    a = R / np.sqrt(2.0)
-    rates = np.array([[np.mean(a**2 + 1), np.mean(a**2)], [np.mean(a**2), np.mean((a - 1) ** 2)]])
-    exact = 1.0 / np.linalg.eigvalsh(rates)[1]
-    np.testing.assert_allclose(exact, np.sqrt(5.0) - 2.0, rtol=0.01)  # 2^20 draws, heavy-tailed
-    link = smi.DeepAttention(1, 2, tied=False).link  # without the channel that the model has
-    model = smi.MultiIndex(link, indices=2, tokens=2)
-    sizes = {"averages": smi.Averages(2**9, 8)}
-    found = smi.weak_recovery(model, key=KEY, noises=(0.16, 0.08, 0.04, 0.02), **sizes)
-    assert found.result == smi.Result.SUCCESS
-    assert abs(found.alpha - exact) < 2 * found.stderr < 0.6
 
 
 @pytest.mark.slow

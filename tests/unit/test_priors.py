@@ -275,17 +275,6 @@ def test_mmse_of_peaks_by_quadrature(prior, q):
     assert value["overlap"] == pytest.approx(float(second) - exact, abs=1e-9)
 
 
-@pytest.mark.slow
-def test_limits_of_mixtures_and_their_samples():
-    one = GaussianMixture([1.0], [1.0], [0.0]).overlap(jnp.eye(2))
-    np.testing.assert_allclose(one, Rademacher().overlap(jnp.eye(2)), atol=1e-12)
-    for qhat in (0.0, 1.0, 1e4):
-        dense, gaussian = (averages(p, qhat * np.eye(1)) for p in (BernoulliGauss(1.0), Gaussian()))
-        chex.assert_trees_all_close(dense, gaussian, rtol=1e-12, atol=1e-14)
-    drawn = MIRRORED.sample(KEY, 1, 100_000) ** 2
-    assert float(drawn.mean()) == pytest.approx(float(MIRRORED.second_moment(1)[0, 0]), abs=0.02)
-
-
 def test_rank_one_precision_against_one_dimension():
     """Fields of precision q̂ 11ᵀ see only the mean 1, 0, 0, -1 of two signs, at precision 4 q̂."""
     qhat = 2.3
@@ -430,19 +419,6 @@ def test_jit_is_eager_and_vmap_is_loop():
     np.testing.assert_allclose(jax.vmap(mean)(densities), [mean(x) for x in densities], atol=1e-15)
 
 
-def test_new_parameters_do_not_retrace():
-    traces = []
-
-    @eqx.filter_jit
-    def mean(prior):
-        traces.append(None)
-        return prior.posterior(jnp.ones((1, 1)), jnp.eye(1))[0]
-
-    values = [float(mean(BernoulliGauss(density))[0, 0]) for density in (0.1, 0.4, 1)]
-    assert len(traces) == 1
-    assert values[0] != values[1]
-
-
 def test_side_information():
     W = jax.random.rademacher(KEY, (2, 40_000), jnp.float64)
     A, b = Rademacher().side_information(jax.random.key(1), W, 0.75)
@@ -453,13 +429,6 @@ def test_side_information():
     assert np.max(np.abs(z_scores(outer(noise, noise), A, axis=-1))) < 4.5
     for added in Rademacher().side_information(jax.random.key(1), W, 0.0):
         np.testing.assert_array_equal(added, 0.0)
-
-
-def test_traced_parameters_raise_nothing():
-    of_density = lambda x: log_partition(BernoulliGauss(x), jnp.ones(1), jnp.eye(1))
-    assert np.isnan(jax.jit(of_density)(-0.5))
-    of_strength = lambda x: Gaussian().side_information(KEY, jnp.ones((1, 3)), x)[1]
-    assert not np.any(np.isfinite(jax.jit(of_strength)(2.0)))
 
 
 # Priors that are not even -----------------------------------------------------------------------
