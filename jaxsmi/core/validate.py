@@ -152,17 +152,18 @@ def array(
     allowed: str,
     *,
     shape: Sequence[int | None] | None = None,
+    scalar: bool = False,
     interval: Interval = FINITE,
     dtype: DTypeLike | None = None,
     empty: bool = False,
 ) -> Array:
     """Real numbers of an interval, in the theory's precision or another; entries that are traced
-    and lie outside become NaN. `shape`: with None for an axis of any length. `empty`: no numbers
-    are allowed, too."""
+    and lie outside become NaN. `shape`: with None for an axis of any length; `scalar`: or one
+    number. `empty`: no numbers are allowed, too."""
     x = _real_array(name, value, allowed, theory_dtype() if dtype is None else dtype)
     fits = shape is None or len(shape) == x.ndim
     fits = fits and all(n in (None, m) for n, m in zip(shape or (), x.shape, strict=False))
-    check(fits, name, value, allowed)
+    check(fits or (scalar and x.ndim == 0), name, value, allowed)
     check(empty or x.size > 0 or 0 in (shape or ()), name, value, allowed)
     allowed = allowed if "finite" in allowed else f"{allowed}, finite numbers"
     return _within(x, name, value, interval, allowed)
@@ -270,8 +271,7 @@ def overlap(name: str, value: Any, second_moment: Array, strict: bool = True) ->
     NaN where it is traced and is none."""
     S = second_moment
     allowed = f"a number or an array of shape {S.shape}"
-    x = array(name, value, allowed)
-    check(x.shape in ((), S.shape), name, value, allowed)
+    x = array(name, value, allowed, shape=S.shape, scalar=True)
     xp = array_module(x, S)
     x, S = xp.asarray(x), xp.asarray(S)
     Q = x * S if x.ndim == 0 else x

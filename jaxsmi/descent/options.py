@@ -185,8 +185,7 @@ class Stream(eqx.Module):
     ):
         self.model = validate.instance("model", model, AbstractModel, "a model")
         allowed = "an array whose last axis is the dimension, of finite numbers"
-        self.teacher = validate.array("teacher", teacher, allowed)
-        check(self.teacher.ndim == 2, "teacher", teacher, allowed)
+        self.teacher = validate.array("teacher", teacher, allowed, shape=(None, None))
         model.student.check_teacher(self.teacher, self.teacher.shape[1])
         self.dtype = validate.optional(validate.dtype, "dtype", dtype)
         self.shape = model.design.input_shape(self.teacher.shape[1])

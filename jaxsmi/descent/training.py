@@ -236,8 +236,7 @@ def initial_state(
         placed = _at_overlaps(data, start, shape[0])
         draw = lambda key: placed(key).astype(dtype)
     else:
-        scale = validate.array("start", start, allowed, dtype=dtype)
-        check(scale.shape in ((), shape), "start", start, allowed)
+        scale = validate.array("start", start, allowed, shape=shape, scalar=True, dtype=dtype)
         random = lambda key: model.student.start(key, dimension, scale, dtype)
         draw = (lambda key: scale) if scale.ndim else random
 

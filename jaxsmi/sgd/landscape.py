@@ -388,8 +388,7 @@ class Rates(eqx.Module):
         sphere."""
         P = len(self.overlap)
         allowed = f"a finite number > 0, or one for each row ({P},)"
-        kappa = validate.array("rate", rate, allowed, interval=POSITIVE)
-        check(kappa.shape in ((), (P,)), "rate", rate, allowed)
+        kappa = validate.array("rate", rate, allowed, shape=(P,), scalar=True, interval=POSITIVE)
         kappa = jnp.broadcast_to(kappa, (P,))[:, None]
         size = jnp.diagonal(self.overlap)[:, None]
         return kappa * self.signal - 0.5 * kappa**2 * self.noise[:, None] / size
@@ -463,8 +462,7 @@ def rates(
     check(independent, "model", title(teacher), "one whose prior has independent rows")
     P = pair.rows
     allowed = f"a number > 0, or a diagonal Q ({P}, {P})"
-    Q = validate.array("overlap", overlap, allowed)
-    check(Q.shape in ((), (P, P)), "overlap", overlap, allowed)
+    Q = validate.array("overlap", overlap, allowed, shape=(P, P), scalar=True)
     Q = Q * jnp.eye(P, dtype=Q.dtype) if Q.ndim == 0 else Q
     positive = diagonal(Q) & jnp.all(jnp.diagonal(Q) > 0.0)
     check(positive, "overlap", overlap, allowed)
