@@ -121,8 +121,7 @@ class FactorLaw(eqx.Module):
             ValueError: For points that are not positive.
         """
         allowed = "numbers > 0 (n,)"
-        x = validate.array("points", points, allowed, interval=POSITIVE)
-        check(x.ndim == 1, "points", points, allowed)
+        x = validate.array("points", points, allowed, shape=(None,), interval=POSITIVE)
         return jax.vmap(lambda law: law._density(x))(self)
 
     def _density(self, x: Array) -> Array:
@@ -145,14 +144,10 @@ class FactorLaw(eqx.Module):
 class FactorMotion(AbstractMotion):
     """Factors from a Gaussian start: B and P move, overlaps follow (module docstring)."""
 
+    start: FactorState
     matrix: MatrixPair
     norm: Array
     size: Array
-
-    @property
-    def start(self) -> FactorState:
-        zeros = jnp.zeros_like(self.matrix.eigenvalues)
-        return FactorState(jnp.sum(zeros), zeros)
 
     def law(self, state: FactorState) -> FactorLaw:
         return FactorLaw(self.matrix, self.size, state)
@@ -183,8 +178,7 @@ def matrix_start(
     gram = pair.gram
     if initial.teacher is not None:
         allowed = "eigenvalues (n,) of the teacher's matrix, or None: those of the model"
-        nodes = validate.array("teacher", initial.teacher, allowed)
-        check(nodes.ndim == 1 and len(nodes) > 0, "teacher", nodes, allowed)
+        nodes = validate.array("teacher", initial.teacher, allowed, shape=(None,))
         check(jnp.any(nodes != 0.0), "teacher", nodes, "eigenvalues that are not all zero")
         matrix = MatrixPair(nodes, jnp.full(len(nodes), 1.0 / len(nodes)), matrix.width)
         gram = jnp.mean(nodes**2).reshape(1, 1)
@@ -195,5 +189,6 @@ def matrix_start(
     kind = dataclasses.replace(POSITIVE, allowed=allowed)
     scale = validate.number("start", 1.0 if student is None else student, kind)
     size = jnp.asarray(scale**2 / jnp.sqrt(matrix.width), theory_dtype())
-    motion = FactorMotion(matrix, gram[0, 0], size)
+    zeros = jnp.zeros_like(matrix.eigenvalues)
+    motion = FactorMotion(FactorState(jnp.sum(zeros), zeros), matrix, gram[0, 0], size)
     return pair, Initial(tuple(motion.overlaps(motion.start)), gram), motion

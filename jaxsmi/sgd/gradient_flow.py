@@ -107,15 +107,11 @@ class Flow(eqx.Module):
 class RowMotion(AbstractMotion):
     """Overlaps move by themselves (module docstring)."""
 
-    initial: Overlaps
+    start: Overlaps
     kappa: Array
     decay: Array
     noisy: bool = eqx.field(static=True)
     projected: bool = eqx.field(static=True)
-
-    @property
-    def start(self) -> Overlaps:
-        return self.initial
 
     def velocity(self, averages: AbstractAverages, state: Overlaps) -> Overlaps:
         M, Q = state

@@ -372,12 +372,13 @@ class SgdSetting(NamedTuple):
 
 
 class AbstractMotion(eqx.Module):
-    """Velocity of a state from averages of a fresh sample, at overlaps that follow from it."""
+    """Velocity of a state from averages of a fresh sample, at overlaps that follow from it.
 
-    @property
-    @abc.abstractmethod
-    def start(self) -> Any:
-        """The state at t = 0."""
+    Attributes:
+        start: The state at t = 0.
+    """
+
+    start: eqx.AbstractVar[Any]
 
     @abc.abstractmethod
     def velocity(self, averages: AbstractAverages, state: Any) -> Any:
