@@ -14,6 +14,9 @@ import pytest
 
 import jaxsmi as smi
 from jaxsmi.channels.attention_link import hardmax
+from jaxsmi.numerics.linear_algebra import triangular_root
+from jaxsmi.sgd.problem import pair_of
+from jaxsmi.sgd.sample_averages import net_averages
 
 # Statistics ----------------------------------------------------------------------------------
 
@@ -39,6 +42,14 @@ def differences(function, at, step=1e-5):
     steps = np.broadcast_to(step, at.shape)
     sides = ((at + h, at - h, 2 * h.sum()) for h in np.diag(steps))
     return np.array([(function(*up) - function(*down)) / width for up, down, width in sides])
+
+
+def averages_of_nets(model, M, Q, points, nets, key):
+    """The averages of online SGD over a fresh sample at overlaps, (nets, ..) each, on nets."""
+    pair = pair_of(model)
+    law = net_averages(pair, triangular_root(pair.gram), key, points, nets)
+    at = lambda net: net.at(jnp.asarray(M), jnp.asarray(Q))
+    return eqx.filter_jit(lambda law: law.over_nets(at))(law)
 
 
 # Models and their exact answers --------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Online SGD of index models: the exact chain, its flow, its rates, against closed forms, whole
 vectors and each other [theory: online-sgd, sections 11 to 13]."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +10,8 @@ from jax.scipy.special import erf
 from whole_vectors import whole_vectors
 
 import jaxsmi as smi
-from helpers import differences, keys, mean_and_error
+from helpers import averages_of_nets, differences, keys, mean_and_error
 from jaxsmi import Result
-from jaxsmi.numerics.linear_algebra import triangular_root
-from jaxsmi.sgd.problem import pair_of
-from jaxsmi.sgd.sample_averages import net_averages
 
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 TWO = smi.DeepAttention(2, 2)
@@ -169,11 +165,7 @@ def test_singular_starts_are_exact(batch):
 
 def averages(model, M, Q, size, nets=2):
     """A_T, A_Z, N_s and R, flattened, of each net."""
-    pair = pair_of(model)
-    law = net_averages(pair, triangular_root(pair.gram), KEY, size, nets)
-    at = lambda net: net.at(jnp.asarray(M), jnp.asarray(Q))
-    found = eqx.filter_jit(lambda law: law.over_nets(at))(law)
-    return np.concatenate([np.asarray(x).reshape(nets, -1) for x in found], axis=1)
+    return flat(*averages_of_nets(model, M, Q, size, nets, KEY))
 
 
 @SLOW
@@ -380,14 +372,3 @@ def test_largest_rate_of_two_layers():
         smi.sgd.simulate(TWO, keys(16), rate=rate, **settings).distance for rate in (0.3, 0.5)
     )
     assert np.median(below[:, -1]) < 1e-5 < 1e-4 < np.median(np.max(above, axis=-1)[:, -1])
-
-
-@SLOW
-def test_the_last_layer_is_learned_first():
-    """κ = .2, D = 500, iid starts: α at |cosine| = 1/2, medians of an independent chain 11.9 and
-    175 (48 runs, quartiles [10.6, 13.1] and [146, 216])."""
-    runs = smi.sgd.simulate(TWO, keys(96), dimension=500, rate=0.2, alpha=400.0)
-    median = np.median(np.asarray(runs.reached_alpha), axis=0)
-    print(np.quantile(np.asarray(runs.reached_alpha), [0.25, 0.5, 0.75], axis=0))
-    assert 11.0 < median[1] < 13.5
-    assert 150.0 < median[0] < 205.0

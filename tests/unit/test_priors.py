@@ -409,16 +409,6 @@ def test_derivative_in_the_covariance():
 # Transformations --------------------------------------------------------------------------------
 
 
-def test_jit_is_eager_and_vmap_is_loop():
-    prior, batch = PRIORS["sparse"], jnp.array([0.0, 0.7, 30.0])[:, None, None]
-    mapped = jax.vmap(lambda Qhat: prior.overlap(Qhat))(batch)
-    loop = [averages(prior, Qhat)["overlap"] for Qhat in batch]
-    np.testing.assert_allclose(mapped, loop, atol=1e-14)
-    mean = lambda density: BernoulliGauss(density).posterior(jnp.ones((1, 2)), batch[1])[0]
-    densities = jnp.array([0.2, 0.5])
-    np.testing.assert_allclose(jax.vmap(mean)(densities), [mean(x) for x in densities], atol=1e-15)
-
-
 def test_side_information():
     W = jax.random.rademacher(KEY, (2, 40_000), jnp.float64)
     A, b = Rademacher().side_information(jax.random.key(1), W, 0.75)
