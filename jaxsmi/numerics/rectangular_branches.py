@@ -32,7 +32,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from jaxsmi.numerics.roots import bisect, differentiable_root
+from jaxsmi.numerics.roots import bisect, differentiable_root, quadratic_root
 
 WIDE = 160.0  # largest log of a distance: the product of four distances stays below overflow
 # of s at -m, -n, 0, m₊, n₊, R₂: the order of the zero there, -1 for a pole
@@ -84,17 +84,11 @@ class CriticalPoints(NamedTuple):
 def critical_points(aspect: Array, rank: Array, noise: Array) -> CriticalPoints:
     """The roots of N and M."""
     B = noise * rank**2
-
-    def negative(A: Array) -> tuple[Array, Array]:
-        """Minus the negative root of D² + A D - B, and the square root of the discriminant."""
-        discriminant = jnp.sqrt(A * A + 4.0 * B)
-        other = discriminant - jnp.where(A < 0.0, A, -discriminant)
-        return jnp.where(A < 0.0, 2.0 * B / other, 0.5 * (discriminant + A)), discriminant
-
-    n, root_n = negative(1.0 - rank + noise * rank)
-    m, root_m = negative(aspect - rank + noise * rank)
-    apart = (aspect - 1.0) * (n + m) / (root_n + root_m)
-    return CriticalPoints(aspect, rank, noise, n, B / n, m, B / m, apart)
+    n = quadratic_root(1.0 - rank + noise * rank, B)
+    m = quadratic_root(aspect - rank + noise * rank, B)
+    n_plus, m_plus = B / n, B / m
+    apart = (aspect - 1.0) * (n + m) / (n + n_plus + m + m_plus)
+    return CriticalPoints(aspect, rank, noise, n, n_plus, m, m_plus, apart)
 
 
 class SpectralPoint(NamedTuple):

@@ -52,6 +52,7 @@ from jaxsmi.numerics.rectangular_branches import (
     solve,
     within,
 )
+from jaxsmi.numerics.roots import quadratic_root
 from jaxsmi.numerics.symmetric_spectrum import (
     NODES,
     AbstractSpectrum,
@@ -82,10 +83,7 @@ class RectangularSpectrum(AbstractSpectrum):
         """MMSE: mean squared error per entry of the best estimate of S from Y."""
         R1, R2, R = self.aspect, self.rank, self.noise
         by_estimate = 1.0 - self.mean(_shrunk(self.x, self.hilbert, R1, R) ** 2) / jnp.sqrt(R1)
-        a = 1.0 - R2 - R * R2
-        root = jnp.sqrt(a * a + 4.0 * R * R2)
-        divisor = root - jnp.where(a < 0.0, a, -1.0)
-        mass = jnp.where(a < 0.0, 2.0 * R * R2 / divisor, 0.5 * (a + root))  # 1 + p₀
+        mass = quadratic_root(1.0 - R2 - R * R2, R * R2)  # 1 + p₀
         cubed = 4.0 * np.pi**2 / 3.0 * R**2 * R1**-1.5 * self.mean(self.density**2)
         by_density = R * (1.0 - (R1 - 1.0) / R1 * mass) - cubed
         # the first loses digits for small R, the second for large R and R₁ > 1
@@ -248,7 +246,7 @@ def _band_coordinate(heights: Array, gap: Array, c: CriticalPoints) -> tuple[Arr
     nodes, weights = band_nodes(ends[::2], ends[1::2])
     w = nodes.reshape(-1)
     y = jnp.where(square, unit * jnp.sinh(w), jnp.exp(w))
-    p = 2.0 * y * y / (c.apart + jnp.sqrt(c.apart**2 + 4.0 * y * y))
+    p = quadratic_root(-c.apart, y * y)
     # d log p/d log y = 2 (p + apart)/(2 p + apart); x = √s gives the factor ½
     slope = (p + c.apart) / (2.0 * p + c.apart) / jnp.where(square, jnp.tanh(w), 1.0)
     return p, slope, weights.reshape(-1)

@@ -2,7 +2,7 @@
 
 `bisect` takes a condition, `differentiable_root` a cheap function of many numbers at once, and
 `root` one function that is dear: Newton's method [theory: numerics, section 5], which halves the
-bracket where a step would leave it.
+bracket where a step would leave it. `quadratic_root` has a closed form.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ _FLAT = 1e-12  # a smaller slope is that of a double root, where an edge of a ba
 # of `root`: the last step, relative to 1 + |x|, after which the error is its square; and the most
 # steps, twice those of a bisection
 _LAST, _MOST = 1e-10, 120
+
+
+def quadratic_root(a: Array, b: Array) -> Array:
+    """The positive root (a + √(a² + 4b))/2 of x² - a x - b, b >= 0, without cancellation."""
+    root = jnp.sqrt(a * a + 4.0 * b)
+    divisor = jnp.where(a < 0.0, root - a, 1.0)
+    return jnp.where(a < 0.0, 2.0 * b / divisor, 0.5 * (root + a))
 
 
 def bisect(

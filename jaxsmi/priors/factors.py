@@ -40,6 +40,7 @@ from jaxsmi.numerics.rectangular_spectrum import (
     rectangular_information,
     rectangular_spectrum,
 )
+from jaxsmi.numerics.roots import quadratic_root
 from jaxsmi.numerics.symmetric_spectrum import (
     AbstractSpectrum,
     mutual_information,
@@ -254,11 +255,7 @@ def gaussian_error(alpha: Array, noise: Array) -> Array:
 
     It is the limit ρ → ∞, and the limit of small width at β = ∞.
     """
-    gap = 1.0 - alpha - noise
-    root = jnp.sqrt(gap**2 + 4.0 * noise)
-    # the form of the root that does not cancel
-    divisor = jnp.where(gap < 0.0, root - gap, 1.0)
-    return jnp.where(gap < 0.0, 2.0 * noise / divisor, 0.5 * (root + gap))
+    return quadratic_root(1.0 - alpha - noise, noise)
 
 
 def tall_error(rho: Array, qhat: ArrayLike) -> Array:
