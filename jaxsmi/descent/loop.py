@@ -26,7 +26,7 @@ from jaxsmi.core.arrays import PyTree, clamp_to_tiny, missing, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import AbstractSolver
 from jaxsmi.core.results import RUNNING, Result
-from jaxsmi.descent.options import Gradient, Monitor, Stream, divisor, samples_of
+from jaxsmi.descent.options import Gradient, Monitor, Stream, samples_of
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.models.teacher_student import squared_loss
 
@@ -190,7 +190,7 @@ class Descent(AbstractSolver[Runs]):
         values = jax.vmap(loss)(outputs, labels.astype(inputs.dtype))
         count = jnp.sum(inside).astype(values.dtype)
         total = jnp.sum(jnp.where(inside, values, 0.0))
-        return total / divisor(self.gradient.reduction or "mean", count, self.data.dimension)
+        return total / self.gradient.divisor(count, self.data.dimension)
 
     def _recorded(self, run: Runs, loss: Array) -> Runs:
         """One run with a new record, and the result code that follows from it."""

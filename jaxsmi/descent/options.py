@@ -47,11 +47,6 @@ def samples_of(share: float, samples: int) -> int:
     return math.ceil(samples / parts if equal else samples * share - _ROUNDING)
 
 
-def divisor(reduction: str, samples: Array | int, dimension: int) -> Array | int:
-    """1/c of the loss c Σ ℓ over a batch."""
-    return {"mean": samples, "sum": 1, "sum/D": dimension}[reduction]
-
-
 class Gradient(eqx.Module):
     """The gradient that a step of descent takes, of the loss of a batch B.
 
@@ -99,6 +94,10 @@ class Gradient(eqx.Module):
             self.batch_size = validate.optional(validate.count, "batch_size", self.batch_size)
         self.order = validate.choice("order", self.order, ORDERS)
         self.repeats = validate.count("repeats", self.repeats)
+
+    def divisor(self, samples: Array | int, dimension: int) -> Array | int:
+        """1/c of the loss of a batch, by default that of the mean."""
+        return {"mean": samples, "sum": 1, "sum/D": dimension}[self.reduction or "mean"]
 
 
 class Monitor(eqx.Module):

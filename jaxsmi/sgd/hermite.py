@@ -78,10 +78,10 @@ def tabulate(function: _Function, nodes: ArrayLike, length: int) -> Array:
     return table.reshape(*(len(nodes),) * length, -1)
 
 
-def contract(table: Array, matrices: Sequence[ArrayLike], length: int) -> Array:
+def contract(table: Array, matrices: Sequence[ArrayLike]) -> Array:
     """Each token's axis of a table (n, .., n, k) contracted with a matrix (p, n): (p, .., p, k)."""
     for matrix in matrices:  # the first axis goes to the back, before k
-        table = jnp.moveaxis(jnp.tensordot(jnp.asarray(matrix), table, axes=(1, 0)), 0, length - 1)
+        table = jnp.moveaxis(jnp.tensordot(jnp.asarray(matrix), table, axes=(1, 0)), 0, -2)
     return table
 
 
@@ -93,7 +93,7 @@ def expectation(function: _Function, e: Array, grid: TokenGrid) -> Array:
     """
     nodes, size = jnp.asarray(grid.nodes), grid.step / np.sqrt(2 * np.pi)
     weights = [size * jnp.exp(-0.5 * (nodes - mean) ** 2)[None] for mean in e]
-    return contract(tabulate(function, nodes, len(e)), weights, len(e)).reshape(())
+    return contract(tabulate(function, nodes, len(e)), weights).reshape(())
 
 
 def correlation(
@@ -124,7 +124,7 @@ def correlation(
             jnp.exp(-0.5 * ((nodes - shift - m * teacher_nodes[:, None]) / width) ** 2)
             * (step / (width * np.sqrt(2 * np.pi)))
         )
-        return jnp.sum(G * contract(tabulate(f, nodes, L), [kernel(e[l]) for l in range(L)], L))
+        return jnp.sum(G * contract(tabulate(f, nodes, L), [kernel(mean) for mean in e]))
 
     def summed(count: int) -> Callable[[], Array]:
         average = lambda y: _noise_average(f, e + m * y, variance, count=count)
@@ -308,7 +308,7 @@ def _projections(
     degree: int,
 ) -> Array:
     matrix = hermite_polynomials(jnp.asarray(nodes), degree) * weights
-    return contract(tabulate(function, nodes, length), [matrix] * length, length)
+    return contract(tabulate(function, nodes, length), [matrix] * length)
 
 
 def activation_coefficients(activation: Callable[[Array], Array], degree: int) -> Array:

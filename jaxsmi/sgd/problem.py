@@ -17,7 +17,7 @@ from jaxsmi.channels.jumps import continuous
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import as_module, concrete, is_zero, theory_dtype
 from jaxsmi.core.validate import FRACTION, NON_NEGATIVE, check
-from jaxsmi.descent.options import Gradient, check_scalar, divisor
+from jaxsmi.descent.options import Gradient, check_scalar
 from jaxsmi.descent.overlaps import overlaps_of_weights, pair_of_arrays
 from jaxsmi.models.teacher_student import AbstractFlowTeacher, AbstractTeacher, TeacherStudent
 
@@ -128,10 +128,9 @@ class Rule(eqx.Module):
 
     def per_sample(self, dimension: int | None = None) -> Array:
         """κ = c η/(1 - β), the learning rate for each sample; D for the reduction "sum/D"."""
-        reduction = self.gradient.reduction or "mean"
-        if reduction == "sum/D" or dimension is not None:
+        if self.gradient.reduction == "sum/D" or dimension is not None:
             dimension = validate.count("dimension", dimension)
-        kappa = self.rate / divisor(reduction, self.batch_size, dimension or 1)
+        kappa = self.rate / self.gradient.divisor(self.batch_size, dimension or 1)
         return kappa if self.momentum is None else kappa / (1.0 - self.momentum)
 
 

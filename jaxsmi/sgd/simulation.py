@@ -17,7 +17,7 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.core.driver import init_run, run_solver
 from jaxsmi.core.results import RUNNING, Result
 from jaxsmi.core.validate import POSITIVE, check
-from jaxsmi.descent.options import Monitor, divisor
+from jaxsmi.descent.options import Monitor
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
 from jaxsmi.numerics.linear_algebra import bartlett, bartlett_size, triangular_root
 from jaxsmi.sgd.chain import BlockSolver, OverlapChain, Update
@@ -327,11 +327,10 @@ def _update(pair: TeacherStudent, rule: Rule, dimension: int, monitor: Monitor) 
     rate = jnp.broadcast_to(rule.rate, (P,))
     decay = rule.weight_decay
     infinite = jnp.asarray(np.inf, theory_dtype())
-    reduction = rule.gradient.reduction or "mean"
     return Update(
         pair=pair,
         rate=rate,
-        weight=jnp.asarray(1.0 / divisor(reduction, B, dimension), theory_dtype()),
+        weight=jnp.asarray(1.0 / rule.gradient.divisor(B, dimension), theory_dtype()),
         momentum=rule.momentum,
         decay=None if decay is None else decay * B / (rate * dimension),
         level=jnp.asarray(monitor.level, theory_dtype()),
