@@ -121,30 +121,25 @@ def token_trace(H: Array, tokens: int) -> Array:
     return jnp.einsum("...pmqm->...pq", H.reshape(*H.shape[:-2], P, tokens, P, tokens))
 
 
-class _SpectralMap(eqx.Module):
-    """V = I - Q to the next V, on labels of R nets (module docstring)."""
-
-    moments: LabelMoments  # (R, n, ..)
-    alpha: Array
-
-    def evaluate(self, V: Array) -> fixed_point.Evaluation:
-        """The value of the map, its Jacobian dV ↦ V' α⟨Tr_M[H dV H]⟩ V', and one replica a net."""
-        signal, G = self.moments
-        P, M = len(V), G.shape[-1] // len(V)
-        identity = jnp.eye(P, dtype=V.dtype)
-        H, _ = dressed_covariance(G.reshape(-1, P * M, P * M), identity - symmetric(V))
-        squares = signal + token_trace(G - H.reshape(G.shape), M)
-        precision = self.alpha * symmetric(jnp.mean(squares, axis=1))
-        new = jnp.linalg.inv(identity + jnp.mean(precision, axis=0))
-        blocks = H.reshape(-1, P, M, P, M)
-        pull = self.alpha * conjugation(blocks, blocks)
-        return fixed_point.Evaluation(
-            value=new,
-            jacobian=jnp.einsum("pa,abcd,bq->pqcd", new, pull, new),
-            replicas=jax.vmap(lambda A: new - new @ (A - jnp.mean(precision, 0)) @ new)(precision),
-            inaccurate=jnp.zeros((), V.dtype),
-            integral_error=jnp.zeros_like(new),
-        )
+def _next_covariance(moments: LabelMoments, alpha: Array, V: Array) -> fixed_point.Evaluation:
+    """V = I - Q to the next V, on labels (R, n, ..) of R nets (module docstring), with its Jacobian
+    dV ↦ V' α⟨Tr_M[H dV H]⟩ V' and one replica a net."""
+    signal, G = moments
+    P, M = len(V), G.shape[-1] // len(V)
+    identity = jnp.eye(P, dtype=V.dtype)
+    H, _ = dressed_covariance(G.reshape(-1, P * M, P * M), identity - symmetric(V))
+    squares = signal + token_trace(G - H.reshape(G.shape), M)
+    precision = alpha * symmetric(jnp.mean(squares, axis=1))
+    new = jnp.linalg.inv(identity + jnp.mean(precision, axis=0))
+    blocks = H.reshape(-1, P, M, P, M)
+    pull = alpha * conjugation(blocks, blocks)
+    return fixed_point.Evaluation(
+        value=new,
+        jacobian=jnp.einsum("pa,abcd,bq->pqcd", new, pull, new),
+        replicas=jax.vmap(lambda A: new - new @ (A - jnp.mean(precision, 0)) @ new)(precision),
+        inaccurate=jnp.zeros((), V.dtype),
+        integral_error=jnp.zeros_like(new),
+    )
 
 
 def spectral_overlap(
@@ -247,7 +242,7 @@ def largest_overlap(moments: LabelMoments, alpha: Array) -> Run[fixed_point.Fixe
     """The end of the iteration from above, in units S = I: V = I - Q."""
     one = jnp.eye(moments.signal.shape[-1], dtype=moments.signal.dtype)
     solver = fixed_point.FixedPointSolver(
-        map_of=_SpectralMap(moments, alpha).evaluate,
+        map_of=eqx.Partial(_next_covariance, moments, alpha),
         V0=_START_COVARIANCE * one,
         scale=one,
         tolerance=jnp.asarray(_TOLERANCE, one.dtype),
