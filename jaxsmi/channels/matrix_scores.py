@@ -187,16 +187,12 @@ class LinearField(LinearScores):
 
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
     weight: ClassVar[float] = 0.5
+    measurements: ClassVar[int] = 1
 
     @property
     def spread(self) -> Array:
         """Δ."""
         return self.noise
-
-    @property
-    def measurements(self) -> int:
-        """One."""
-        return 1
 
 
 class SoftmaxScores(AbstractScores):
@@ -256,21 +252,13 @@ class HardmaxScores(AbstractScores):
     """
 
     tokens: int = eqx.field(static=True, default=2)
-
-    @property
-    def pathwise(self) -> bool:
-        """False: labels jump."""
-        return False
+    measurements: ClassVar[int] = 0  # a label fixes signs, no numbers
+    pathwise: ClassVar[property] = property(lambda self: False)  # labels jump
 
     @property
     def noiseless(self) -> Array:
         """False: labels that jump fix no combination, and V falls with α² only."""
         return jnp.asarray(False)
-
-    @property
-    def measurements(self) -> int:
-        """Zero: a label fixes signs, no numbers."""
-        return 0
 
     def link(self, fields: Array) -> Array:
         """Point each token at the largest score of its row."""

@@ -273,16 +273,8 @@ class ProductChannel(FibreChannel):
     indices: int = eqx.field(static=True, default=2, kw_only=True)
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
     pathwise: ClassVar[property] = property(lambda self: True)  # smooth in the fields
-
-    @property
-    def constraints(self) -> int:
-        """One: a label fixes the product of the fields."""
-        return 1
-
-    @property
-    def open_variables(self) -> int:
-        """Zero: the position along the hyperbola has a rule of its own."""
-        return 0
+    constraints: ClassVar[int] = 1  # a label fixes the product of the fields
+    open_variables: ClassVar[int] = 0  # the position along the hyperbola has a rule of its own
 
     def link(self, fields: Array) -> Array:
         """z_1 z_2."""

@@ -58,19 +58,15 @@ class SpectrumLaw(AbstractSymmetricLaw):
         """1 - Σ p²: rotations that move no eigenvalue into another are not counted."""
         return 1.0 - jnp.sum(self.weights**2)
 
-    def _noisy(self, qhat: ArrayLike) -> AtomicSpectrum:
-        delta = 1.0 / jnp.asarray(qhat, theory_dtype())
-        return atomic_spectrum(self.values, self.weights, delta)
-
     def error(self, qhat: Array) -> Array:
         qhat = jnp.asarray(qhat, theory_dtype())
         small = qhat < _SMALL
-        full = self._noisy(jnp.where(small, 1.0, qhat)).error
+        full = self.spectrum(1.0 / jnp.where(small, 1.0, qhat))[0].error
         third = self._mean((self.values - self._mean(self.values)) ** 3)
         return jnp.where(small, 1.0 - qhat + (1.0 - third**2) * qhat**2, full)
 
     def mutual_information(self, qhat: ArrayLike) -> Array:
-        return self._noisy(qhat).information
+        return self.spectrum(1.0 / jnp.asarray(qhat, theory_dtype()))[0].information
 
     def spectrum(self, delta: Array) -> tuple[AtomicSpectrum, Array]:
         return atomic_spectrum(self.values, self.weights, delta), jnp.ones(())
