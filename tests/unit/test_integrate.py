@@ -31,7 +31,7 @@ def plain(mean, covariance):
 
 
 @eqx.filter_jit
-def gaussian_posterior(centre, width, budget, start=None, slope=None):
+def gaussian_posterior(centre, width, budget, start=None, slope=None, key=None):
     """Prior N(0, 1) in each t, likelihood exp(-(t - centre)²/(2 width²)); one residual r = slope·t
     where a slope is given."""
     inner = centre.shape[1]
@@ -44,7 +44,7 @@ def gaussian_posterior(centre, width, budget, start=None, slope=None):
 
     outer = 0 if slope is None else 1
     integral = Integral(integrand, (centre, width), plain, inner, outer, start=start)
-    return self_refining_moments(integral, budget)
+    return self_refining_moments(integral, budget, key)
 
 
 def exact(centre, width):
@@ -296,17 +296,8 @@ def test_mass_of_nets_has_no_bias(width, tolerance):
     1024 points, and on fine levels with
     the points of a wider Gaussian, of c = 2.5 deviations in all."""
     c = 2.5 / np.sqrt(3.0)
-
-    def integrand(block, t):
-        value = -0.5 * jnp.sum(((t[None] - block[0][:, None]) / width) ** 2, axis=-1)
-        return jnp.ones_like(value), [Branch(value, [])]
-
-    @jax.jit
-    def log_mass(key):
-        budget = Budget(tolerance, grids=False)
-        samples = (jnp.full((1, 3), c),)
-        return self_refining_moments(Integral(integrand, samples, plain, 3, 0), budget, key)
-
+    sample = jnp.full((1, 3), c), jnp.full((1, 3), width), Budget(tolerance, grids=False)
+    log_mass = lambda key: gaussian_posterior(*sample, key=key)
     found = jax.lax.map(log_mass, jax.random.split(KEY, 100))
     one = 1.0 + width**2
     exact = 3.0 * (np.log(width / np.sqrt(one)) - 0.5 * c**2 / one)
@@ -322,20 +313,8 @@ def test_halves_of_nets_are_jackknifed():
     """n x - (n - 1) mean of x without one net, by sums over the points of eight nets in NumPy: a
     narrow likelihood in four variables, one level of 2048 points."""
     centre, width = draw(4, 3, 0.3, 1.0, seed=3)
-
-    def integrand(block, t):
-        c, w = block
-        value = -0.5 * jnp.sum(((t[None] - c[:, None]) / w[:, None]) ** 2, axis=-1)
-        return jnp.ones_like(value), [Branch(value, [])]
-
-    @jax.jit
-    def halves(key):
-        samples = (jnp.asarray(centre), jnp.asarray(width))
-        budget = Budget(10.0, 2**11)
-        integral = Integral(integrand, samples, plain, 4, 0, start=jnp.asarray(1))
-        return self_refining_moments(integral, budget, key).halves
-
-    means, covariances = halves(KEY)
+    sample = jnp.asarray(centre), jnp.asarray(width), Budget(10.0, 2**11), jnp.asarray(1)
+    means, covariances = gaussian_posterior(*sample, key=KEY).halves
     points = np.asarray(jax.vmap(lambda net: net.gaussians(0, 256))(nets(KEY, 8, 4)))
 
     def moments(k, members):
