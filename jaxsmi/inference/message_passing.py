@@ -391,8 +391,7 @@ def _estimate(
 ) -> tuple[Array, Array]:
     """Ŵ and C of a random start of the size `init`, or at the signal `init`."""
     allowed = f"a positive number, 'spectral', 'informed', or an array {signal}"
-    value = validate.array("start", init, allowed)
-    check(value.shape in ((), signal), "start", value, allowed)
+    value = validate.array("start", init, allowed, shape=signal, scalar=True)
     whole = value.ndim > 0
     xp = array_module(value)
     # zero is a fixed point of even labels, unless side information adds to it

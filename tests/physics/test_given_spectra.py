@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxsmi as smi
-from helpers import differences, runs_of
+from helpers import differences, mean_and_error, runs_of
 from jaxsmi.numerics.atomic_spectrum import atomic_spectrum
 from jaxsmi.priors.factors import WishartPrior
 
@@ -85,10 +85,9 @@ def test_runs_of_bayes_and_of_a_minimiser_agree_with_theory():
         for d in (50, 100):
             runs = runs_of(model, 6, dimension=d, alpha=0.1, learner=learner)
             found.append(np.array([float(fit.error) for _, fit in runs]))
-        values = 2.0 * found[1] - found[0]
-        stderr = values.std(ddof=1) / np.sqrt(len(values))
+        mean, stderr = mean_and_error(2.0 * found[1] - found[0])
         exact = float(theory.error)
-        assert abs(values.mean() - exact) <= 4.0 * stderr + 0.02 * exact
+        assert abs(mean - exact) <= 4.0 * stderr + 0.02 * exact
 
 
 def binned(values, count):

@@ -14,7 +14,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import jaxsmi as smi
-from helpers import differences, gauss_legendre, slow_but, z_scores
+from helpers import differences, gauss_legendre, mean_and_error, slow_but, z_scores
 from jaxsmi.priors import BernoulliGauss, Gaussian, GaussianMixture, Rademacher
 
 KEY = jax.random.key(0)
@@ -458,7 +458,7 @@ def test_runs_under_priors_with_a_mean_follow_state_evolution(name):
         run = smi.gamp(model, data, key=jax.random.key(100 + seed))
         W, estimate = np.asarray(data.teacher), np.asarray(run.weights)
         rows.append([(W * estimate).mean(), (estimate**2).mean(), ((W - estimate) ** 2).mean()])
-    mean, error = np.mean(rows, 0), np.std(rows, 0, ddof=1) / count**0.5
+    mean, error = mean_and_error(rows)
     left = float(prior.second_moment(1)[0, 0]) - Q
     print(name, Q, left, mean, error)
     assert (np.abs(mean - [Q, Q, left]) < 4.0 * error).all()

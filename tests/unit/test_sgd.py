@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, special
 
 import jaxsmi as smi
-from helpers import averages_of_nets, compilations, differences, keys, slow_but
+from helpers import averages_of_nets, compilations, differences, keys, slow_but, z_scores
 from jaxsmi.core.results import Result
 from jaxsmi.numerics import linear_algebra
 from jaxsmi.sgd.hermite import TokenGrid, activation_coefficients, correlation
@@ -362,12 +362,11 @@ def test_averages_without_sampling_are_those_of_nets(name):
         (found.risk, exact.risk),
         (trace(found.gradient_noise), trace(exact.gradient_noise)),
     ):
-        mean, error = np.mean(sampled), np.std(sampled, ddof=1) / 4
-        assert abs(mean - known) < 5 * error
+        assert abs(z_scores(sampled, known)) < 5
     if name == "attention":  # along the direction that turns v
         turn = np.array([0.4, -0.5])
         slope = np.asarray(found.teacher_gradient)[:, 0] @ turn
-        assert abs(slope.mean() - exact.teacher_gradient[0] @ turn) < 5 * slope.std(ddof=1) / 4
+        assert abs(z_scores(slope, exact.teacher_gradient[0] @ turn)) < 5
         for omega, V in ((0.5, 0.02682), (0.8, 0.03283)):  # [theory: online-sgd, Table 4]
             square = SGD.averages(SGD.semantic_positional(omega), [0.0, 0.0])[0].gradient_noise
             assert float(square[0, 0]) == pytest.approx(V, abs=1e-4)
