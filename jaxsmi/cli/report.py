@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".nc", ".txt", ".png")
 # of a solution: neither shown nor printed, but in the netCDF file
-_LARGE = ("history", "state", "model", "key", "weights")
+_LARGE = ("history", "state", "model", "learner", "key", "weights")
 
 
 @dataclasses.dataclass
@@ -259,6 +259,10 @@ def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:
     if rows[0] and all(row.keys() == rows[0].keys() for row in rows):
         numbers = all(isinstance(value, (int, float)) for value in values)
         draw = lambda figure: _draw_against(figure, name, values, rows)
+        if all(isinstance(result, Stairs) for result in results):
+            draw = lambda figure: plotting.thresholds_against(
+                results, np.asarray(values), figure.subplots(), parameter=name.replace("_", " ")
+            )
         return Report(data, _table(name, values, results), groups, draw if numbers else None)
     text = "\n\n".join(f"{name} = {value}\n{one.text}" for value, one in pairs)
     return Report(data, text, groups)
@@ -314,9 +318,14 @@ def _draw_against(
     for label in labels:
         estimates, errors = np.array([row[label] for row in rows], float).T
         if np.any(np.isfinite(estimates)):
-            axes.errorbar(values, estimates, 2.0 * errors, marker=".", label=label)
+            shown = label.partition(" of ")[2] or label
+            axes.errorbar(values, estimates, 2.0 * errors, marker=".", label=shown)
     what = labels[0].partition(" of ")[0] if "error" in rows[0] else r"threshold $\alpha$"
     axes.set(xlabel=name.replace("_", " "), ylabel=what)
+    if min(values) > 0.0 and max(values) > 30.0 * min(values):  # as of a ridge 0.01, 0.1, 1
+        axes.set_xscale("log")
+    if "error" not in rows[0]:
+        axes.set_ylim(bottom=0.0)
     if len(labels) > 1:
         drawing.legend_above(axes, 2)
 

@@ -231,7 +231,7 @@ class Solution(Described):
         check(single, "solution", f"a batch of shape {np.shape(self.alpha)}", allowed)
         check("step" in self.history, "solution", "one without a history", "one with a history")
         draw = load_workbench("plotting").overlap_against_iteration
-        if self.kind == "state_evolution":
+        if self.kind in ("state_evolution", "descent_theory"):
             return draw(theory=self, ax=ax)
         # without a teacher there is no cosine, and Q is what a run knows of itself
         quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
@@ -268,6 +268,7 @@ class LearnerSolution(Solution):
             formula gives the point of a loss that is not convex.
         gradient_norm: ‖∇R‖/√D of weights; NaN in theory.
         spectrum: In theory of one matrix, the law of what was learned (`LearnedSpectrum`).
+        learner: The learner, so that a file or a figure can name it.
     """
 
     teacher_overlap: Array | None = None
@@ -279,6 +280,7 @@ class LearnerSolution(Solution):
     jump_fraction: Array | None = None
     gradient_norm: Array | None = None
     spectrum: PyTree | None = None
+    learner: Any = None  # an AbstractLearner: learners are above this package
 
     def cosines(self, overlaps: Mapping[str, Array]) -> Array:
         """The cosines (.., P) of theory at "overlap" Q and "teacher_overlap" M. ρ is the second

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -127,12 +127,19 @@ class Curve(Described):
         name = "cosines" if learned else "overlaps"
         return describe(f"Curve of {len(self)} solutions: {name}", rows=rows)
 
-    def plot(self, ax: Axes | None = None, label: str | None = None) -> Axes:
+    def plot(
+        self,
+        ax: Axes | None = None,
+        label: str | None = None,
+        runs: Solution | Iterable[Solution] | None = None,
+    ) -> Axes:
         """Draw Q/ρ of each index (of learners the squared cosine) against α, with error bands.
 
         Args:
             ax: Axes to draw in; those of another curve share its legend. Default None: new ones.
-            label: Of the curve, in the legend. Default None: "state evolution".
+            label: Of the curve, in the legend. Default None: "state evolution", or the learner.
+            runs: Of `gamp`, whose cos² are drawn as markers; of several runs at one α the mean,
+                with a bar of two of its standard errors. Default None: none.
 
         Returns:
             The axes.
@@ -140,7 +147,7 @@ class Curve(Described):
         Raises:
             ImportError: Without matplotlib, with the remedy.
         """
-        return load_workbench("plotting").overlap_against_alpha(self, ax=ax, label=label)
+        return load_workbench("plotting").overlap_against_alpha(self, runs, ax, label=label)
 
     def to_xarray(self, **attributes: object) -> xarray.Dataset:
         """Convert to an xarray.Dataset along `alpha`, with provenance; keyword arguments are added

@@ -163,7 +163,8 @@ def state_evolution(
         allowed = "the default averages, as those of a matrix model need no random points"
         check(unset, "averages", averages, allowed)
     problem = kind.of(Arguments(model, alpha, key, start, averages, learner))
-    return solve(problem, iteration, progress)
+    solution = solve(problem, iteration, progress)
+    return solution if learner is None else dataclasses.replace(solution, learner=learner)
 
 
 def solve(

@@ -235,6 +235,8 @@ def gamp(
     # several by default: zero is a fixed point, so that it is an end to compare with
     nothing = _unlearned(solver.observations, solver.key) if default and several else None
     end = best_end([ends[place] for place in sorted(ends)], nothing)
+    if isinstance(end, LearnerSolution):
+        end = dataclasses.replace(end, learner=learner)
     return _blame_inputs(end) if at_fault else end
 
 

@@ -50,6 +50,10 @@ class Residual(eqx.Module):
     high: Array
     curved: bool = eqx.field(static=True)
 
+    @property
+    def __name__(self) -> str:
+        return "huber" if self.curved else "quantile"
+
     def __call__(self, prediction: ArrayLike, label: ArrayLike) -> Array:
         """Return ℓ, summed over the numbers of a prediction."""
         prediction, label = _numbers(prediction, label)

@@ -12,6 +12,7 @@ Equations here [TDDZLK24; TCDKZ25; theory: multi-index, Eqs. (62), (63)]; 𝒢 a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -26,13 +27,16 @@ from jaxsmi.core.arrays import frozen, missing
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages
 from jaxsmi.core.results import INACCURATE_SHARE, Result, worst
-from jaxsmi.core.solution import Threshold
+from jaxsmi.core.solution import Threshold, index_names, load_workbench
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, BranchPoint, check_oblique, next_crossing, scan_branch
 from jaxsmi.thresholds.root import SearchRegion, roots
 from jaxsmi.thresholds.weak import check_model, weak_recovery
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # eigenvalues of a subspace below this part of the largest are statistical errors
 _MIN_EIGENVALUE = 0.05
@@ -45,11 +49,30 @@ class Stairs(list[Threshold]):
 
     Attributes:
         message: "" where all directions are learned, or as many as were asked for.
+        names: Of the indices.
     """
 
-    def __init__(self, thresholds: Sequence[Threshold] = (), message: str = ""):
+    def __init__(
+        self, thresholds: Sequence[Threshold] = (), message: str = "", names: Sequence[str] = ()
+    ):
         super().__init__(thresholds)
         self.message = message
+        self.names = tuple(names)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw all thresholds as vertical lines with bands of their 95 % intervals, each with its
+        α and the index that is learned there in the legend.
+
+        Args:
+            ax: Axes over α, such as those of `smi.curve(..).plot()`. Default None: new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: Without matplotlib, with the remedy.
+        """
+        return load_workbench("plotting.curves").staircase(self, ax)
 
     def __repr__(self) -> str:
         return "\n".join(filter(None, [*map(repr, self), self.message]))
@@ -57,7 +80,7 @@ class Stairs(list[Threshold]):
 
 # a list subclass is no pytree by itself
 jax.tree_util.register_pytree_node(
-    Stairs, lambda x: (tuple(x), x.message), lambda message, parts: Stairs(parts, message)
+    Stairs, lambda x: (tuple(x), (x.message, x.names)), lambda words, parts: Stairs(parts, *words)
 )
 
 
@@ -88,15 +111,15 @@ def staircase(
         progress: Show a bar on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
-        A list of `Threshold` with α <= alpha_max. It is shorter than P if several indices are
-        learned together, some never, or some beyond alpha_max, which `.message` says. If labels
-        depend linearly on a direction once others are learned, it is learned in the same step as
-        these. `alpha` and `replicas` have one derivative, forwards and backwards, in every array of
-        the model; overlap and subspace are constant. After the first threshold derivatives are NaN
-        for links that jump and are integrated numerically (not those of `smi.links` whose labels
-        have few values, with noise or without): take differences at one key. Codes: SUCCESS,
-        INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN, and `replicas` say which;
-        take more points, or fewer nets), NONFINITE.
+        A list of `Threshold` with α <= alpha_max, which `.plot()` draws. It is shorter than P if
+        several indices are learned together, some never, or some beyond alpha_max, which `.message`
+        says. If labels depend linearly on a direction once others are learned, it is learned in the
+        same step as these. `alpha` and `replicas` have one derivative, forwards and backwards, in
+        every array of the model; overlap and subspace are constant. After the first threshold
+        derivatives are NaN for links that jump and are integrated numerically (not those of
+        `smi.links` whose labels have few values, with noise or without): take differences at one
+        key. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN, and
+        `replicas` say which; take more points, or fewer nets), NONFINITE.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or one under which unlearned
@@ -138,11 +161,12 @@ def staircase(
 
     first = weak_recovery(model, key=key, averages=Averages(points, nets))
     lowest = float(lax.stop_gradient(first.alpha))
+    names = index_names(model, model.indices)
     if lowest > most:
         only = "Nothing is learned from the labels alone"
         beyond = f"{only} up to α = {most:g} (alpha_max)." if np.isfinite(lowest) else f"{only}."
-        return Stairs(message=beyond)
-    stairs = Stairs([first])
+        return Stairs((), beyond, names)
+    stairs = Stairs([first], "", names)
     constant = frozen(model)
     learned = _directions_of(first.subspace)
     P = model.indices

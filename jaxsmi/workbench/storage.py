@@ -30,6 +30,7 @@ from jax.typing import ArrayLike
 
 import jaxsmi
 from jaxsmi.core import validate
+from jaxsmi.core.arrays import ClosedFunction
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Solution, Threshold, index_names
 from jaxsmi.thresholds.transitions import FirstOrder
@@ -67,6 +68,8 @@ def parameters(value: object, largest: float = _LARGEST) -> Any:
         >>> parameters({"skip": jnp.array([1.0, 0.5]), "noise": float("nan")})
         {'skip': [1.0, 0.5], 'noise': None}
     """
+    if isinstance(value, ClosedFunction) and not value.arrays:
+        return parameters(value.function, largest)
     if isinstance(value, eqx.Module) and not isinstance(value, type):
         fields = {
             field.name: parameters(getattr(value, field.name, None), largest)
@@ -93,6 +96,19 @@ def parameters(value: object, largest: float = _LARGEST) -> Any:
     if callable(value):
         return getattr(value, "__qualname__", type(value).__name__)
     return str(value)
+
+
+def learner_name(learner: Any) -> str:
+    """A learner in a few words, with its numbers: "logistic loss, ridge 0.1"."""
+    if hasattr(learner, "loss"):
+        loss, numbers = getattr(learner.loss, "function", learner.loss), parameters(learner)
+        name = f"{getattr(loss, '__name__', 'own').strip('<>')} loss"
+    else:
+        student = learner.student
+        numbers = parameters(student.prior) | parameters(student.channel)
+        name = f"posterior of {getattr(student, 'name', type(student).__name__)}"
+    known = [f"{k} {x:.3g}" for k, x in numbers.items() if isinstance(x, float) and x]
+    return ", ".join([name, *known])
 
 
 def provenance(solution: Solution | None = None, /, **attributes: object) -> dict[str, Any]:
@@ -125,6 +141,8 @@ def provenance(solution: Solution | None = None, /, **attributes: object) -> dic
         made |= {"kind": solution.kind, "message": solution.message}
         if solution.model is not None:
             made |= {"model": repr(solution.model), "model_parameters": parameters(solution.model)}
+        if (learner := getattr(solution, "learner", None)) is not None:
+            made["learner"] = parameters(learner)
         if solution.key is not None:
             made["key"] = parameters(solution.key)
     return made | {name: parameters(value) for name, value in attributes.items()}

@@ -15,6 +15,7 @@ import jaxsmi as smi
 import synthetic
 from helpers import linear_overlap
 from jaxsmi.core import driver
+from jaxsmi.thresholds.stairs import Stairs
 from jaxsmi.workbench import plotting
 
 KEY = jax.random.key(0)
@@ -203,7 +204,9 @@ def test_learners_have_curves():
     cold = smi.state_evolution(smi.links.sign(), 1.2, **settings)
     np.testing.assert_allclose(curve[1].overlap, cold.overlap, rtol=1e-6)
     assert int(curve[1].steps) < int(cold.steps)
-    assert curve.plot().get_ylabel() == "squared cosine"
+    ax = curve.plot()
+    assert ax.get_ylabel() == "cosine$^2$ with the teacher"
+    assert ax.get_legend().get_texts()[0].get_text() == "logistic loss, ridge 0.1"
 
 
 def test_a_curve_is_drawn_stored_and_tabulated(line, tmp_path):
@@ -255,6 +258,12 @@ def test_a_threshold_has_the_colour_of_what_is_learned_there():
     ax = plotting.thresholds_against([[first, second], [first]])
     colours = lambda ax: [drawn[0].get_color() for drawn in ax.containers]
     assert colours(ax) == [plotting.colour(1), plotting.colour(0)]
+    assert [drawn.get_label() for drawn in ax.containers] == ["index 2", "index 1"]
+    stairs = Stairs([first, second], names=("layer 1", "layer 2"))
+    drawn = [line for line in stairs.plot().lines if line.get_gid()]
+    assert [x.get_color() for x in drawn] == [plotting.colour(1), plotting.colour(0)]
+    assert [x.get_label() for x in drawn] == [rf"layer {p} from $\alpha=0.7$" for p in (2, 1)]
+    assert not Stairs().plot().lines
     ax = plotting.thresholds_against([[at([0.5, 0.5]), second]])
     assert colours(ax) == [plotting.colour(1), plotting.colour(0)]
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import jaxsmi as smi
 import synthetic
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Estimate
+from jaxsmi.core.solution import Estimate, LearnerSolution
 from jaxsmi.descent.analysis import learned_at
 from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting
@@ -36,7 +36,7 @@ def drawn(ax, kind):
     return [
         line.get_ydata()
         for line in ax.lines
-        if kinds[line.get_linestyle(), line.get_marker() == "x"] == kind
+        if kinds[line.get_linestyle(), line.get_marker() == "x"] == kind and len(line.get_xdata())
     ]
 
 
@@ -54,7 +54,7 @@ def test_squared_cosines_lie_on_the_overlap_over_the_second_moment(ax):
         )
         np.testing.assert_allclose(drawn(ax, "gamp")[p], drawn(ax, "theory")[p])
     kinds = ("state evolution", "GAMP")
-    assert labels(ax) == [f"layer {p}, {kind}" for p in (1, 2) for kind in kinds]
+    assert labels(ax) == [f"layer {p}, {kind}" for kind in kinds for p in (1, 2)]
 
 
 @pytest.mark.parametrize("ax", ["x", Figure(), np.array([None])])
@@ -76,9 +76,68 @@ def test_an_index_has_one_colour_and_each_call_its_own_lines_and_names(ax):
     plotting.overlap_against_iteration(second, ax=ax)
     plotting.overlap_against_iteration(theory=first, ax=ax)
     assert [line.get_color() for line in ax.lines] == 3 * [plotting.colour(p) for p in range(2)]
-    kinds = ("state evolution", "GAMP (2)", "state evolution (3)")
+    kinds = ("state evolution", "state evolution (2)", "GAMP")  # lines before markers
     assert labels(ax) == [f"layer {p}, {kind}" for kind in kinds for p in (1, 2)]
     assert len({line.get_linestyle() for line in ax.lines[::2]}) == 3
+
+
+def learner_solution(kind, learner):
+    """One index of which the cosine is 1/2."""
+    solution, one = synthetic.solution(kind), jnp.eye(1)
+    numbers = {"overlap": one, "teacher_overlap": 0.5 * one, "covariance": one, "stderr": 0.0 * one}
+    fields = {field.name: getattr(solution, field.name) for field in dataclasses.fields(solution)}
+    fields |= numbers | {"history": {}, "model": smi.links.sign(noise=0.1), "learner": learner}
+    return LearnerSolution(**fields)
+
+
+def test_learners_are_named_and_told_apart(ax):
+    line = smi.links.linear()
+    learners = {
+        "logistic loss, ridge 0.1": smi.Erm(line, loss=smi.losses.logistic, ridge=0.1),
+        "huber loss, ridge 0.01": smi.Erm(line, loss=smi.losses.huber(), ridge=0.01),
+        "lambda loss, ridge 1, l1 0.5": smi.Erm(line, loss=lambda p, y: p * y, ridge=1.0, l1=0.5),
+        "posterior of sign, noise 2.5": smi.Mismatched(smi.links.sign(noise=2.5)),
+        "squared loss, nuclear 0.2": smi.MatrixErm(nuclear=0.2),
+    }
+    bayes = smi.curve(smi.links.sign(noise=0.1), [1.0], key=jax.random.key(0))
+    assert labels(bayes.plot(ax)) == ["state evolution"]
+    assert ax.get_ylabel() == r"overlap $Q/\rho$"
+    for learner in learners.values():
+        plotting.overlap_against_alpha(learner_solution("state_evolution", learner), ax=ax)
+    assert labels(ax) == ["Bayes", *learners]
+    assert len({line.get_color() for line in ax.lines}) == 6
+    bayes.plot(ax)
+    assert labels(ax) == ["Bayes", *learners, "Bayes (2)"]
+    assert ax.get_ylabel() == "cosine$^2$ with the teacher"
+    assert ax.get_legend().get_title().get_text() == "sign, Gaussian prior"
+    # a run has the colour of its theory
+    name, learner = next(iter(learners.items()))
+    plotting.overlap_against_alpha(gamp=learner_solution("gamp", learner), ax=ax)
+    assert labels(ax)[-1] == f"{name}, GAMP"
+    assert ax.lines[-1].get_color() == ax.lines[1].get_color()
+
+
+def test_of_several_runs_the_mean_is_drawn(ax):
+    runs = [synthetic.solution("gamp", steps=steps, alpha=0.6) for steps in (5, 6, 8)]
+    line = smi.Curve(tuple(synthetic.curve()))
+    line.plot(ax, runs=[*runs, synthetic.solution("gamp", alpha=0.3)])
+    for p in range(2):
+        values = np.array([float(run.cosine[p]) ** 2 for run in runs])
+        single, mean = drawn(ax, "gamp")[p]
+        np.testing.assert_allclose(mean, values.mean())
+        bars = [x for x in ax.collections if hasattr(x, "get_segments")][p].get_segments()
+        half = 2.0 * values.std(ddof=1) / 3**0.5
+        np.testing.assert_allclose(bars[1][:, 1], [mean - half, mean + half])
+        np.testing.assert_allclose(bars[0][:, 1], single)
+    assert labels(ax)[2:] == [f"layer {p}, GAMP, mean of 1 to 3" for p in (1, 2)]
+
+
+def test_runs_without_a_teacher_are_left_out_with_a_warning(ax):
+    runs = [synthetic.solution("gamp", alpha=alpha) for alpha in (0.3, 0.6)]
+    runs[1] = dataclasses.replace(runs[1], error=jnp.asarray(jnp.nan))
+    with pytest.warns(UserWarning, match=r"^runs: runs without a teacher.* at α = 0\.6\.$"):
+        plotting.risk_against_alpha([synthetic.curve(), runs], ["theory", "runs"], ax)
+    np.testing.assert_array_equal(ax.lines[1].get_xdata(), [0.3])
 
 
 def check_accelerated(fast, slow, gamp, ax):
@@ -233,7 +292,7 @@ def test_runs_of_a_learner_are_markers_in_the_colour_of_its_theory(ax):
     bayes, ridge, runs = ax.lines
     assert runs.get_color() == ridge.get_color() != bayes.get_color()
     assert [line.get_linestyle() for line in (bayes, ridge, runs)] == ["-", "--", "None"]
-    assert len(ax.collections) == 3
+    assert len(ax.collections) == 2  # bands of theory
 
 
 def test_a_sweep_has_error_bands():
@@ -292,13 +351,13 @@ def test_a_legend_names_the_model_where_all_curves_share_it(ax):
     one = theory(None)
     title = lambda: ax.get_legend().get_title().get_text()
     assert labels(one.plot(ax)) == ["state evolution"]
-    assert title() == "linear, Gaussian"
+    assert title() == "linear, Gaussian prior"
     one.plot(ax)
-    assert title() == "linear, Gaussian"
+    assert title() == "linear, Gaussian prior"
     theory(smi.priors.Rademacher()).plot(ax)
-    assert title() == ""
+    assert title() == "linear"
     one.plot(ax)
-    assert title() == ""
+    assert title() == "linear"
 
 
 def test_steps_are_integers(ax):

@@ -6,6 +6,7 @@ cosine² = Q/ρ, with ρ the second moment of the signal, so that cos² of a run
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold,
 from jaxsmi.core.validate import check, choice
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
+from jaxsmi.workbench.storage import learner_name
 from jaxsmi.workbench.sweeps import mean_error
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from jaxsmi.thresholds.stairs import Stairs
     from jaxsmi.thresholds.transitions import FirstOrder
     from jaxsmi.workbench.order import LearningOrder
 
@@ -35,9 +38,11 @@ _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 # codes of theory at a fixed point
 _REACHED = (Result.SUCCESS, Result.RECOVERED, Result.UNSTABLE)
 _THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others are runs
+_WORDS = {"gamp": "GAMP", "train": "training"}
 _STEP, _SOLVER_STEP = "iteration", "accelerated step"
 _ALPHA = r"sample complexity $\alpha$"
 _OVERLAP = r"overlap $Q/\rho$"
+_SQUARED = "cosine$^2$ with the teacher"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _THRESHOLD = "threshold"  # marks their lines
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
@@ -63,12 +68,14 @@ def overlap_against_alpha(
     Args:
         theory: State evolution, of which Q/ρ is drawn (of a learner the squared cosine): one
             solution, or several.
-        gamp: Message passing, of which cos² is drawn (Q without a teacher), in the same forms.
-        ax: Axes to draw in. Default None: new ones. A second call on the same axes has other line
-            styles and markers, and a number in the legend.
+        gamp: Runs of message passing, of which cos² is drawn (Q of Bayes without a teacher), in the
+            same forms. Of several runs at one α the mean is drawn, with its error bar.
+        ax: Axes to draw in. Default None: new ones. Each learner or label on the same axes has its
+            own line style and markers, and with a single index its own colour.
         names: Of the indices. Default None: those of the model.
-        label: Of the theory in the legend. Default None: "state evolution".
-        bands: Half width of the error band in standard errors. Default 2.
+        label: In the legend. Default None: "state evolution" and "GAMP", or the learner.
+        bands: Half width of error bands, and of the error bars of means, in standard errors.
+            Default 2.
         legend: Draw one. Default True.
 
     Returns:
@@ -82,26 +89,17 @@ def overlap_against_alpha(
     curve, runs = _ascending(theory), _ascending(gamp)
     names, title = list(names or ()) or _names([*curve, *runs]), _title([*curve, *runs])
     ax = drawing.axes_or_new(ax)
-    call = _call(ax)
-    for p, name in enumerate(names):
+    of_curve, of_runs = _owners(ax, curve, runs, label=label)
+    for p in range(len(names)):
         if curve:
-            alpha, overlap, error = np.array([_point(solution, p) for solution in curve]).T
-            failed = np.array([not bool(solution.converged) for solution in curve])
-            look = _look(name, label or "state evolution", call) | line(call)
-            if label is not None:  # which says which call it is
-                look["label"] = f"{name}, {label}" if name else label
-            look |= {"marker": ".", "markersize": 3.5, "markevery": np.flatnonzero(~failed)}
-            ax.plot(alpha, overlap, color=colour(p), **look)
-            if failed.any():
-                crosses = {"label": "not converged", "gid": f"{call}", "color": colour(p)}
-                ax.plot(alpha[failed], overlap[failed], **crosses, **CROSS)
-            low, high = overlap - bands * error, overlap + bands * error
-            drawing.band(ax, alpha, low, high, colour(p), within=(0.0, 1.0))
+            points = np.array([_point(solution, p) for solution in curve]).T
+            look = _look(ax, p, names, of_curve, curve[0].kind)
+            _theory(ax, curve, points, bands, look, within=(0.0, 1.0))
         if runs:
-            alpha, overlap, _ = np.array([_point(solution, p) for solution in runs]).T
-            ax.plot(alpha, overlap, **_look(name, "GAMP", call) | markers(p, p + 2 * call))
+            points = np.array([_point(solution, p) for solution in runs]).T
+            _means(ax, points, bands, _look(ax, p, names, of_runs, runs[0].kind))
     squared = any(isinstance(solution, LearnerSolution) for solution in (*curve, *runs))
-    ordinate = "squared cosine" if squared else _OVERLAP
+    ordinate = _SQUARED if squared or ax.get_ylabel() == _SQUARED else _OVERLAP
     return _finish(ax, 2 * legend, title, xlabel=_ALPHA, ylabel=ordinate, ylim=_UNIT)
 
 
@@ -137,16 +135,16 @@ def overlap_against_iteration(
     """
     squared = choice("quantity", quantity, ("cosine", "overlap")) == "cosine"
     solutions = [x for x in (theory, gamp) if x is not None]
-    names, title = list(names or ()) or _names(solutions), _title(solutions)
+    names, title = list(names or ()) or _names(solutions), _title(solutions, alpha=True)
     ax = drawing.axes_or_new(ax)
-    call = _call(ax)
+    of_theory, of_run = _owners(ax, *([] if x is None else [x] for x in (theory, gamp)))
     run = {} if gamp is None else gamp.trajectory
     steps = [_STEP] * (gamp is not None)
     steps += [] if theory is None else [_SOLVER_STEP if _accelerated(theory) else _STEP]
     drawn = {*steps, ax.get_xlabel()} & {_STEP, _SOLVER_STEP}
     allowed = "plain iterations, smi.state_evolution(.., iteration=smi.Iteration(newton=False))"
     check(len(drawn) == 1, "theory", "accelerated steps beside iterations", allowed)
-    for p, name in enumerate(names):
+    for p in range(len(names)):
         if theory is not None:
             recorded = theory.trajectory
             step, overlap = recorded["step"], recorded["overlap"][:, p, p]
@@ -155,15 +153,14 @@ def overlap_against_iteration(
             # a fixed point stays where it is while the run beside it goes on
             if bool(theory.converged) and run and step[-1] < run["step"][-1]:
                 step, overlap = np.append(step, run["step"][-1]), np.append(overlap, overlap[-1])
-            look = _look(name, "state evolution", call) | line(call)
-            ax.plot(step, overlap, color=colour(p), **look)
-        if run:
+            ax.plot(step, overlap, **_look(ax, p, names, of_theory, theory.kind))
+        if gamp is not None and run:
             values = run["cosine"][:, p] ** 2 if squared else run["overlap"][:, p, p]
-            look = _look(name, "GAMP", call) | markers(p, p + 2 * call)
+            look = _look(ax, p, names, of_run, gamp.kind)
             ax.plot(run["step"], values, markevery=-(-len(values) // _MOST_MARKERS), **look)
     ax.set_xlim(left=0)
     drawing.integer_ticks(ax)
-    ordinate = "squared cosine" if squared else "overlap $Q$"
+    ordinate = _SQUARED if squared else "overlap $Q$"
     return _finish(ax, 2 * legend, title, xlabel=steps[0], ylabel=ordinate, ylim=_UNIT)
 
 
@@ -198,30 +195,102 @@ def _model(solutions: Sequence[Solution]) -> Any:
     return next((solution.model for solution in solutions if solution.model is not None), None)
 
 
-def _title(solutions: Sequence[Solution]) -> str:
-    """The model and its prior in a few words."""
-    model = _model(solutions)
+def _title(solutions: Sequence[Solution], alpha: bool = False) -> str:
+    """The model, its prior and α in a few words."""
+    # the model of a learner's run is its student
+    model = _model([x for x in solutions if x.kind in _THEORY or type(x) is Solution])
     if model is None:
         return ""
     words = [getattr(model, "name", type(model).__name__)]
-    words += [type(model.prior).__name__] if hasattr(model, "prior") else []
+    words += [f"{type(model.prior).__name__} prior"] if hasattr(model, "prior") else []
+    words += [rf"$\alpha={float(solutions[0].alpha):.3g}$"] * alpha
     return ", ".join(words)
 
 
-def _call(ax: Axes) -> int:
-    """Number of calls that drew on these axes before: each marks its lines with its number."""
-    return len({drawn.get_gid() for drawn in ax.lines} - {None, _THRESHOLD})
+def _owner(solution: Solution) -> str:
+    """Whose weights these are: those of a learner, or of Bayes."""
+    if (learner := getattr(solution, "learner", None)) is not None:
+        return learner_name(learner)
+    return "Bayes" if solution.kind in ("state_evolution", "gamp") else _word(solution.kind)
 
 
-def _look(name: str, kind: str, call: int) -> dict[str, Any]:
-    label = f"{name}, {kind}" if name else kind
-    return {"label": label + (f" ({call + 1})" if call else ""), "gid": f"{call}"}
+def _word(kind: str) -> str:
+    return _WORDS.get(kind, kind.replace("_", " "))
+
+
+def _owners(ax: Axes, *groups: Sequence[Solution], label: str | None = None) -> list[str]:
+    """Those of theory and of runs, with the number of such lines, or such markers, on the axes."""
+    names = [(label or _owner(group[0])) if group else "" for group in groups]
+    drawn = {(x.get_gid(), x.get_linestyle() == "None") for x in ax.lines}
+    number = 1
+    while any((f"{name}|{number}", bool(k)) in drawn for k, name in enumerate(names)):
+        number += 1
+    return [f"{name}|{number}" for name in names]
+
+
+def _drawn(ax: Axes) -> list[str]:
+    """Owners of the lines on these axes, which are their gid."""
+    return [x for x in dict.fromkeys(x.get_gid() for x in ax.lines) if x not in (None, _THRESHOLD)]
+
+
+def _look(ax: Axes, p: int, names: Sequence[str], owner: str, kind: str) -> dict[str, Any]:
+    """Colours tell indices apart, or the owners where there is one index."""
+    word, theory, (name, _, number) = _word(kind), kind in _THEORY, owner.rpartition("|")
+    call = [*_drawn(ax), owner].index(owner)
+    hue = p if len(names) > 1 else call
+    said = word if name in ("Bayes", word) else name if theory else f"{name}, {word}"
+    label = ", ".join(filter(None, (names[p], said))) + f" ({number})" * (number != "1")
+    look = line(call) | {"color": colour(hue)} if theory else markers(hue, p + 2 * call)
+    return look | {"label": label, "gid": owner}
+
+
+def _theory(
+    ax: Axes, curve: Sequence[Solution], points: np.ndarray, bars: float, look: Any, **limits: Any
+) -> None:
+    """Draw x, y, errors (3, n) as a line with its band; a coarse curve shows its points."""
+    (x, y, error), tint = points, look["color"]
+    _mark(ax, curve, points, tint)
+    drawing.band(ax, x, y - bars * error, y + bars * error, tint, **limits)
+    sound = np.flatnonzero([bool(solution.converged) for solution in curve])
+    dots = {"marker": ".", "markersize": 3.5, "markevery": sound}
+    ax.plot(x, y, **look | (dots if len(curve) <= _MOST_MARKERS else {}))
+
+
+def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str) -> None:
+    """Crosses where no fixed point was reached, open circles where it is unstable."""
+    codes = np.array([int(solution.result) for solution in solutions])
+    failed, unstable = ~np.isin(codes, _REACHED), codes == Result.UNSTABLE
+    for name, where, mark in (("not converged", failed, CROSS), ("unstable", unstable, _RING)):
+        if where.any():
+            ax.plot(*points[:2, where], color=tint, **mark)
+            ax.plot([], [], color=INK, label=name, **mark)  # for the legend
+
+
+def _means(ax: Axes, points: np.ndarray, bars: float, look: dict[str, Any]) -> None:
+    """Draw x, y, errors (3, n) as markers; of several at one x the mean, with its error by their
+    spread. A warning says which have no y."""
+    x, y, error = points[:, np.isfinite(points[1])]
+    if len(x) < points.shape[1]:
+        listed = ", ".join(f"{a:.4g}" for a in np.unique(points[0, ~np.isfinite(points[1])]))
+        said = f"{look['label']}: runs without a teacher, or that failed, are not drawn, at α ="
+        warnings.warn(f"{said} {listed}.", stacklevel=4)
+    at, place, counts = np.unique(x, return_inverse=True, return_counts=True)
+    mean, error = (np.bincount(place, a) / counts for a in (y, error))
+    if np.any(counts > 1):
+        spread = np.bincount(place, (y - mean[place]) ** 2) / np.maximum(counts - 1, 1)
+        error = np.where(counts > 1, np.sqrt(spread / counts), error)
+        numbers = " to ".join(f"{n}" for n in dict.fromkeys((min(counts), max(counts))))
+        look |= {"markerfacecolor": "white", "label": f"{look['label']}, mean of {numbers}"}
+    if np.any(error > 0.0):
+        tint = look["color"]
+        ax.errorbar(at, mean, bars * error, fmt="none", ecolor=tint, capsize=0, zorder=2.9)
+    ax.plot(at, mean, **look)
 
 
 def _point(solution: Solution, p: int) -> tuple[float, float, float]:
-    """α, cos² and its error; without a teacher Q and its error."""
+    """α, cos² and its error; of Bayes without a teacher Q and its error."""
     cosine = float(solution.cosine[p])
-    if not np.isfinite(cosine):
+    if not np.isfinite(cosine) and type(solution) is Solution:
         return float(solution.alpha), float(solution.overlap[p, p]), float(solution.stderr[p, p])
     if isinstance(solution, LearnerSolution):
         errors = solution.stderrs.get("cosine")
@@ -233,13 +302,20 @@ def _point(solution: Solution, p: int) -> tuple[float, float, float]:
 
 
 def _finish(ax: Axes, columns: int, title: str = "", **labels: Any) -> Axes:
-    """Label the axes; a legend in `columns` columns, none where this is zero, with a title where
-    all that was drawn has the same."""
+    """Label the axes; a legend in `columns` columns, none where this is zero, with a title of what
+    all that was drawn has in common."""
     ax.set(**labels)
+    if not all(owner.startswith("Bayes|") for owner in _drawn(ax)):  # not the only state evolution
+        for drawn in ax.lines:
+            label = str(drawn.get_label())
+            if str(drawn.get_gid()).startswith("Bayes|") and "Bayes" not in label:
+                label = label.replace("GAMP", "Bayes, GAMP").replace("state evolution", "Bayes")
+                drawn.set_label(label)
     if columns:
-        before = ax.get_legend()
-        same = before is None or before.get_title().get_text() == title
-        drawing.legend_above(ax, columns, title=title if same else "")
+        if title and (before := ax.get_legend()) is not None:
+            words = before.get_title().get_text().split(", ")
+            title = ", ".join(word for word in words if word in title.split(", "))
+        drawing.legend_above(ax, columns, title=title)
     return ax
 
 
@@ -290,7 +366,9 @@ def learning_curves(
     ax.set_xlim(left=0)
     drawing.integer_ticks(ax)
     step = "iteration" if solution.kind == "gamp" else "step"
-    return _finish(ax, 2 * legend, xlabel=step, ylabel="cosine similarity", ylim=_UNIT)
+    runs = f"mean and standard deviation of {len(cosines)} runs" if len(cosines) > 1 else ""
+    title = runs or _title([solution])
+    return _finish(ax, 2 * legend, title, xlabel=step, ylabel="cosine with the teacher", ylim=_UNIT)
 
 
 def _recorded(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
@@ -348,7 +426,8 @@ def risk_against_alpha(
 ) -> Axes:
     """Draw an error of several learners against α: theory as lines with bands of two standard
     errors, crosses where no fixed point was reached and open circles where it is unstable; runs as
-    markers in the colour of the curve before them.
+    markers in the colour of the curve before them, of several runs at one α their mean, with a bar
+    of two of its standard errors. Runs without a teacher have no error: give `values`.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; after
@@ -396,15 +475,12 @@ def risk_against_alpha(
         curve = [solutions[n] for n in order]
         alpha = np.array([float(x.alpha) for x in curve])
         value, error = (np.atleast_1d(np.asarray(x, float))[order] for x in estimate)
-        codes = np.array([int(point.result) for point in curve])
-        # points of a coarse curve are shown
-        look: dict[str, Any] = {"marker": "." if len(curve) < 12 else "", "color": colour(k)}
-        ax.plot(alpha, value, label=label, **(line(k) | look if theory else markers(k)))
-        drawing.band(ax, alpha, value - 2.0 * error, value + 2.0 * error, colour(k))
-        failed, unstable = ~np.isin(codes, _REACHED), codes == Result.UNSTABLE
-        for name, where, look in (("no fixed point", failed, CROSS), ("unstable", unstable, _RING)):
-            if where.any():
-                ax.plot(alpha[where], value[where], color=colour(k), label=name, **look)
+        points = np.array([alpha, value, error])
+        if theory:
+            _theory(ax, curve, points, 2.0, line(k) | {"color": colour(k), "label": label})
+        else:
+            _mark(ax, curve, points, colour(k))
+            _means(ax, points, 2.0, markers(k) | {"label": label})
     columns = min(len(curves), 3)
     words = "mean squared error" if quantity == "error" else quantity.replace("_", " ")
     return _finish(ax, columns, xlabel=_ALPHA, ylabel=words)
@@ -421,7 +497,8 @@ def thresholds_against(
     """Draw thresholds in the order of learning against a parameter, with 95 % intervals.
 
     Args:
-        stairs: For each value of the parameter its list of thresholds.
+        stairs: For each value of the parameter its list of thresholds, from `smi.staircase`. A
+            threshold is named by the index that is learned there, if that is the same everywhere.
         values: Of the parameter. Default None: their numbers.
         ax: Axes to draw in. Default None: new ones.
         parameter: Its name on the axis. Default "parameter".
@@ -436,25 +513,25 @@ def thresholds_against(
     check(any(len(steps) for steps in stairs), "stairs", "no threshold", "at least one")
     ax = drawing.axes_or_new(ax)
     x = np.arange(len(stairs)) if values is None else np.asarray(values, float)
-    tints = _tints(stairs)
+    tints, names = _tints(stairs)
     for k in range(max(len(steps) for steps in stairs)):
         rows = [(v, steps[k]) for v, steps in zip(x, stairs, strict=True) if len(steps) > k]
         alpha = np.array([float(threshold.alpha) for _, threshold in rows])
         low = np.array([threshold.interval()[0] for _, threshold in rows])
-        look: dict[str, Any] = markers(tints[k], k)
+        look: dict[str, Any] = markers(tints[k], k) | {"markerfacecolor": "white"}
         look |= {"linestyle": "-" if len(rows) > 1 else "none"}
         # no interval where α_c is infinite: matplotlib draws none of NaN, and fails
         at, half = [value for value, _ in rows], np.nan_to_num(alpha - low)
-        ax.errorbar(at, alpha, half, label=f"threshold {k + 1}", **look)
+        ax.errorbar(at, alpha, half, label=names[k], **look)
     ax.set_ylim(bottom=0)
     if values is None:
         drawing.integer_ticks(ax)
     return _finish(ax, 3, xlabel=parameter, ylabel=r"critical sample complexity $\alpha_c$")
 
 
-def _tints(stairs: Sequence[Sequence[Threshold]]) -> list[int]:
-    """The number of the colour of each threshold in order: that of the index that is learned there,
-    if it is one and the same; else one that is free."""
+def _tints(stairs: Sequence[Sequence[Threshold]]) -> tuple[list[int], list[str]]:
+    """Number of the colour and name of each threshold in order: those of the index that is learned
+    there, if it is one and the same; else a colour that is free, and "threshold 2"."""
     count = max(len(steps) for steps in stairs)
     learned: list[set[int]] = [set() for _ in range(count)]
     for steps in stairs:
@@ -463,12 +540,27 @@ def _tints(stairs: Sequence[Sequence[Threshold]]) -> list[int]:
             if np.any(shares > 0.0):
                 learned[k].add(int(np.argmax(shares)) if np.max(shares) > 0.9 else -1)
     single = [min(found) if len(found) == 1 else -1 for found in learned]
-    free = iter(p for p in range(len(single) + max(single) + 1) if p not in single)
-    return [next(free) if p < 0 or p in single[:k] else p for k, p in enumerate(single)]
+    single = [-1 if p in single[:k] else p for k, p in enumerate(single)]
+    free = iter(p for p in range(count + max(single, default=-1) + 1) if p not in single)
+    known = getattr(stairs[0], "names", index_names(None, max(single, default=-1) + 1))
+    names = [known[p] if p >= 0 else f"threshold {k + 1}" for k, p in enumerate(single)]
+    return [next(free) if p < 0 else p for p in single], names
 
 
 @style()
-def threshold(critical: Threshold, ax: Axes | None = None, label: str | None = None) -> Axes:
+def staircase(stairs: Stairs, ax: Axes | None = None) -> Axes:
+    """See `Stairs.plot`."""
+    ax = drawing.axes_or_new(ax)
+    for critical, tint, name in zip(stairs, *_tints([stairs]), strict=True):
+        label = rf"{name} from $\alpha={float(critical.alpha):.3g}$"
+        threshold(critical, ax, label, colour(tint))
+    return ax
+
+
+@style()
+def threshold(
+    critical: Threshold, ax: Axes | None = None, label: str | None = None, tint: str = INK
+) -> Axes:
     """See `Threshold.plot`; nothing is drawn of an infinite one."""
     check(np.ndim(critical.alpha) == 0, "threshold", "a batch of them", "one threshold")
     ax = drawing.axes_or_new(ax)
@@ -478,9 +570,9 @@ def threshold(critical: Threshold, ax: Axes | None = None, label: str | None = N
         styles = {str(x.get_label()): x.get_linestyle() for x in before}
         # one style a label: a legend shows each once
         style = styles.get(str(label), _THRESHOLDS[len(styles) % len(_THRESHOLDS)])
-        ax.axvline(alpha, color=INK, label=label, lw=0.8, ls=style, gid=_THRESHOLD)
+        ax.axvline(alpha, color=tint, label=label, lw=0.8, ls=style, gid=_THRESHOLD)
         if np.isfinite(low):
-            ax.axvspan(low, high, color=INK, alpha=0.2, lw=0)
+            ax.axvspan(low, high, color=tint, alpha=0.2, lw=0)
         if label is not None:
             before = ax.get_legend()
             title = before.get_title().get_text() if before else ""
@@ -497,11 +589,13 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
     # the uninformed branch ends at the algorithmic threshold, the informed one begins at the
     # spinodal: no line there joins one branch to the other
     branches = {"uninformed": found.algorithmic, "informed": found.spinodal}
-    indices, call = found.informed.shape[1], _call(ax)
+    indices, call = found.informed.shape[1], len(_drawn(ax))
+    number = f" ({call + 1})" if call else ""
     for p in range(indices):
         for k, (branch, jump) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
-            look = _look(f"index {p + 1}" if indices > 1 else "", branch, call) | line(k)
+            label = (f"index {p + 1}, {branch}" if indices > 1 else branch) + number
+            look: dict[str, Any] = {"label": label, "gid": f"transition{number}"} | line(k)
             look |= {"color": colour(p + call * indices)}
             end = 0.0 if jump is None else float(jump.alpha)
             at = int(np.searchsorted(alpha, end))
@@ -542,16 +636,13 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     each = table.overlap / norm
     share, error = each.mean("seed"), mean_error(each, table.stderr / norm)
     parameters = [str(name) for name in share.dims[:-3]]
-    count = share.sizes["index"]
+    count, top = share.sizes["index"], 1.0 if share.max() <= 1.0 else np.inf  # Q of training
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
     panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
     for p, ax in enumerate(panels):
-        rows, errors = (
-            (x.stack(row=parameters) if parameters else x.expand_dims("row")).transpose(
-                "row", "alpha"
-            )
-            for x in (share.isel(index=p, index_=p), error.isel(index=p, index_=p))
-        )
+        of_index = lambda x: x.isel(index=p, index_=p)  # noqa: B023
+        flat = lambda x: x.stack(row=parameters) if parameters else x.expand_dims("row")
+        rows, errors = (flat(of_index(x)).transpose("row", "alpha") for x in (share, error))
         tints = drawing.shades(rows.sizes["row"])
         for k, tint in enumerate(tints):
             values = [rows[name].values[k] for name in parameters]
@@ -561,7 +652,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
             label = label if len(tints) <= _MOST_NAMES else None
             ax.plot(rows.alpha, rows[k], marker=".", color=tint, label=label)
             low, high = (rows[k].values + x * errors[k].values for x in (-2.0, 2.0))
-            drawing.band(ax, rows.alpha, low, high, tint, within=(0.0, np.inf))
+            drawing.band(ax, rows.alpha, low, high, tint, within=(0.0, top))
         ax.set(xlabel=_ALPHA, title=f"index {p + 1}" if count > 1 else "")
     panels[0].set_ylabel(_OVERLAP)
     drawing.legend(panels[0])

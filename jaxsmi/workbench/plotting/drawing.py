@@ -132,12 +132,13 @@ def integer_ticks(ax: Axes) -> None:
 
 
 def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
-    """Draw a legend of the labelled artists, each label once, and of `keys`, which explain line
-    styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`."""
+    """Draw a legend of the labelled artists, each label once, lines before markers, and of `keys`,
+    which explain line styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`."""
     from matplotlib.lines import Line2D
 
     entries: dict[str, Artist] = {}
-    for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+    bare = lambda pair: isinstance(pair[0], Line2D) and pair[0].get_linestyle() == "None"
+    for handle, label in sorted(zip(*ax.get_legend_handles_labels(), strict=True), key=bare):
         entries.setdefault(label, handle)
     for label, drawn in (keys or {}).items():
         look: dict[str, Any] = {"color": INK, "mfc": "none"} | dict(drawn)
