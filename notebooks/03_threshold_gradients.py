@@ -70,7 +70,9 @@ skips = np.array([0.5, 1.0, 2.0]) if small else np.geomspace(0.25, 4.0, 9)
 stairs = [
     [smi.weak_recovery(attention(np.log(skip)), key=key, averages=averages)] for skip in skips
 ]
-ax = plotting.thresholds_against(stairs, skips, parameter="skip strength c")
+ax = plotting.thresholds_against(
+    stairs, skips, parameter="skip strength c", names=["layer 1", "layer 2"]
+)
 near = np.geomspace(0.6, 1.7, 20)
 ax.plot(near, start + slope * np.log(near), "k--", lw=1.2, label="tangent at c = 1")
 ax.set_xscale("log")

@@ -493,6 +493,7 @@ def thresholds_against(
     ax: Axes | None = None,
     *,
     parameter: str = "parameter",
+    names: Sequence[str] | None = None,
 ) -> Axes:
     """Draw thresholds in the order of learning against a parameter, with 95 % intervals.
 
@@ -502,6 +503,7 @@ def thresholds_against(
         values: Of the parameter. Default None: their numbers.
         ax: Axes to draw in. Default None: new ones.
         parameter: Its name on the axis. Default "parameter".
+        names: Of the indices. Default None: those of the model in `smi.staircase`.
 
     Returns:
         The axes.
@@ -513,7 +515,7 @@ def thresholds_against(
     check(any(len(steps) for steps in stairs), "stairs", "no threshold", "at least one")
     ax = drawing.axes_or_new(ax)
     x = np.arange(len(stairs)) if values is None else np.asarray(values, float)
-    tints, names = _tints(stairs)
+    tints, labels = _tints(stairs, names)
     for k in range(max(len(steps) for steps in stairs)):
         rows = [(v, steps[k]) for v, steps in zip(x, stairs, strict=True) if len(steps) > k]
         alpha = np.array([float(threshold.alpha) for _, threshold in rows])
@@ -522,14 +524,16 @@ def thresholds_against(
         look |= {"linestyle": "-" if len(rows) > 1 else "none"}
         # no interval where α_c is infinite: matplotlib draws none of NaN, and fails
         at, half = [value for value, _ in rows], np.nan_to_num(alpha - low)
-        ax.errorbar(at, alpha, half, label=names[k], **look)
+        ax.errorbar(at, alpha, half, label=labels[k], **look)
     ax.set_ylim(bottom=0)
     if values is None:
         drawing.integer_ticks(ax)
     return _finish(ax, 3, xlabel=parameter, ylabel=r"critical sample complexity $\alpha_c$")
 
 
-def _tints(stairs: Sequence[Sequence[Threshold]]) -> tuple[list[int], list[str]]:
+def _tints(
+    stairs: Sequence[Sequence[Threshold]], names: Sequence[str] | None = None
+) -> tuple[list[int], list[str]]:
     """Number of the colour and name of each threshold in order: those of the index that is learned
     there, if it is one and the same; else a colour that is free, and "threshold 2"."""
     count = max(len(steps) for steps in stairs)
@@ -541,17 +545,17 @@ def _tints(stairs: Sequence[Sequence[Threshold]]) -> tuple[list[int], list[str]]
                 learned[k].add(int(np.argmax(shares)) if np.max(shares) > 0.9 else -1)
     single = [min(found) if len(found) == 1 else -1 for found in learned]
     single = [-1 if p in single[:k] else p for k, p in enumerate(single)]
-    free = iter(p for p in range(count + max(single, default=-1) + 1) if p not in single)
-    known = getattr(stairs[0], "names", index_names(None, max(single, default=-1) + 1))
-    names = [known[p] if p >= 0 else f"threshold {k + 1}" for k, p in enumerate(single)]
-    return [next(free) if p < 0 else p for p in single], names
+    free = iter(p for p in range(count + max(single) + 1) if p not in single)
+    known = names or getattr(stairs[0], "names", None) or index_names(None, max(single) + 1)
+    labels = [known[p] if p >= 0 else f"threshold {k + 1}" for k, p in enumerate(single)]
+    return [next(free) if p < 0 else p for p in single], labels
 
 
 @style()
 def staircase(stairs: Stairs, ax: Axes | None = None) -> Axes:
     """See `Stairs.plot`."""
     ax = drawing.axes_or_new(ax)
-    for critical, tint, name in zip(stairs, *_tints([stairs]), strict=True):
+    for critical, tint, name in zip(stairs, *_tints([stairs]), strict=True) if stairs else ():
         label = rf"{name} from $\alpha={float(critical.alpha):.3g}$"
         threshold(critical, ax, label, colour(tint))
     return ax
