@@ -106,7 +106,7 @@ def learner_name(learner: Any) -> str:
     else:
         student = learner.student
         numbers = parameters(student.prior) | parameters(student.channel)
-        name = f"posterior of {getattr(student, 'name', type(student).__name__)}"
+        name = f"posterior of {getattr(student, 'name', type(student).__name__)}".replace("_", " ")
     known = [f"{k} {x:.3g}" for k, x in numbers.items() if isinstance(x, float) and x]
     return ", ".join([name, *known])
 

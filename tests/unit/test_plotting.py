@@ -372,8 +372,8 @@ def test_one_panel_for_each_method():
     order = LearningOrder(solutions, learned, 0.5, {"GAMP": 1.2, "Adam": 15.0})
     axes = list(Figure().subplots(1, 2))
     assert plotting.learning_order(order, axes) == axes
-    titles = [r"GAMP, $\alpha=1.2$", r"Adam, $\alpha=15$"]
-    assert [ax.get_title(loc="right") for ax in axes] == titles
+    titles = [r"GAMP, $\alpha=1.2$, Layers", r"Adam, $\alpha=15$, Layers"]
+    assert [ax.get_legend().get_title().get_text() for ax in axes] == titles
     with pytest.raises(ValueError, match=r"^axes: got 1; allowed: 2"):
         plotting.learning_order(order, axes[:1])
 

@@ -201,7 +201,7 @@ def _title(solutions: Sequence[Solution], alpha: bool = False) -> str:
     model = _model([x for x in solutions if x.kind in _THEORY or type(x) is Solution])
     if model is None:
         return ""
-    words = [getattr(model, "name", type(model).__name__)]
+    words = [getattr(model, "name", type(model).__name__).replace("_", " ")]
     words += [f"{type(model.prior).__name__} prior"] if hasattr(model, "prior") else []
     words += [rf"$\alpha={float(solutions[0].alpha):.3g}$"] * alpha
     return ", ".join(words)
@@ -364,6 +364,8 @@ def learning_curves(
         # linear up to the first record: step 0 has no logarithm
         ax.set_xscale("symlog", linthresh=max(steps[1], 1.0))
     ax.set_xlim(left=0)
+    if logarithmic:  # powers of ten within the linear part would overlap
+        ax.set_xticks([x for x in ax.get_xticks() if x == 0.0 or x >= steps[1]])
     drawing.integer_ticks(ax)
     step = "iteration" if solution.kind == "gamp" else "step"
     runs = f"mean and standard deviation of {len(cosines)} runs" if len(cosines) > 1 else ""
@@ -408,8 +410,10 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
     for n, (ax, (name, solution)) in enumerate(zip(axes, order.solutions.items(), strict=True)):
         # descent takes hundreds of steps where message passing takes ten
         logarithmic = solution.kind not in ("gamp", "state_evolution")
-        learning_curves(solution, ax, level=order.level, logarithmic=logarithmic, legend=n == 0)
-        ax.set_title(rf"{name}, $\alpha={order.alpha[name]:g}$", loc="right", y=0.04)
+        learning_curves(solution, ax, level=order.level, logarithmic=logarithmic)
+        title = ax.get_legend().get_title()
+        words = rf"{name}, $\alpha={order.alpha[name]:g}$", title.get_text()
+        title.set_text(", ".join(filter(None, words)))
         if n:  # the panels share their ordinate
             ax.set_ylabel("")
     return list(axes)
