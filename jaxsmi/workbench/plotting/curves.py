@@ -411,7 +411,8 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
         # descent takes hundreds of steps where message passing takes ten
         logarithmic = solution.kind not in ("gamp", "state_evolution")
         learning_curves(solution, ax, level=order.level, logarithmic=logarithmic)
-        title = ax.get_legend().get_title()
+        assert (drawn := ax.get_legend()) is not None
+        title = drawn.get_title()
         words = rf"{name}, $\alpha={order.alpha[name]:g}$", title.get_text()
         title.set_text(", ".join(filter(None, words)))
         if n:  # the panels share their ordinate
