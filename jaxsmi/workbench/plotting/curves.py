@@ -411,7 +411,7 @@ def learning_order(order: LearningOrder, axes: Sequence[Axes] | None = None) -> 
         # descent takes hundreds of steps where message passing takes ten
         logarithmic = solution.kind not in ("gamp", "state_evolution")
         learning_curves(solution, ax, level=order.level, logarithmic=logarithmic)
-        assert (drawn := ax.get_legend()) is not None
+        drawn: Any = ax.get_legend()
         title = drawn.get_title()
         words = rf"{name}, $\alpha={order.alpha[name]:g}$", title.get_text()
         title.set_text(", ".join(filter(None, words)))
@@ -536,9 +536,7 @@ def thresholds_against(
     return _finish(ax, 3, xlabel=parameter, ylabel=r"critical sample complexity $\alpha_c$")
 
 
-def _tints(
-    stairs: Sequence[Sequence[Threshold]], names: Sequence[str] | None = None
-) -> tuple[list[int], list[str]]:
+def _tints(stairs: Sequence[Any], names: Any = None) -> tuple[list[int], list[str]]:
     """Number of the colour and name of each threshold in order: those of the index that is learned
     there, if it is one and the same; else a colour that is free, and "threshold 2"."""
     count = max(len(steps) for steps in stairs)
