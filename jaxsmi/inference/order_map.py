@@ -343,7 +343,7 @@ class OverlapMap(AbstractOrderMap):
     # Its fixed point
 
     @property
-    def _recovers(self) -> Array:
+    def recovers(self) -> Array:
         """True if V may fall to 0: under a discrete prior labels that jump are enough."""
         channel = self.model.channel
         return _sharp(channel) if self.model.prior.traits.discrete else channel.noiseless
@@ -357,7 +357,7 @@ class OverlapMap(AbstractOrderMap):
             V0=V0,
             scale=self.second_moment,
             tolerance=tolerance,
-            geometric=self._recovers,
+            geometric=self.recovers,
             newton=newton,
             max_steps=max_steps,
             jumps=self.model.channel.averaging.random_nodes,

@@ -31,6 +31,7 @@ from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, branch_end
+from jaxsmi.thresholds.one_index import SCAN, Curve, Sizes
 from jaxsmi.thresholds.weak import check_model
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ _BESIDE = 3.0
 # V/S that stands for Q = S in the free entropy, from which that of signs is off by √V
 _PERFECT_V = 1e-10
 
+# relative distance from an exact threshold of the point of a branch beside it
+_BESIDE_EXACT = 1e-9
+_PRIORS = (
+    "a Gaussian prior or one of points, as smi.priors.Rademacher(): recovery is perfect at α = "
+    "{:.4g} (the free entropy of others diverges, or is not known to be finite)"
+)
 
 _Ends = tuple[Threshold, Threshold, Threshold]  # algorithmic, information-theoretic, spinodal
 
@@ -338,6 +345,8 @@ def first_order(
     ordered = grid.ndim == 1 and len(grid) >= 3 and bool(np.all(np.diff(grid) > 0.0))
     check(ordered, "alpha", alpha, allowed)
     check_model(model)
+    if model.indices == 1:
+        return _of_one_index(model, grid, Averages.of(averages), key, progress)
     size = power_of_two(max(points_per_net // NETS, 2))
     prior = model.prior
     S = prior.second_moment(model.indices)
@@ -364,21 +373,47 @@ def first_order(
     return not_differentiable(FirstOrder(kind, *thresholds, *curves), model)
 
 
+def _of_one_index(
+    model: AbstractModel,
+    grid: np.ndarray,
+    averages: Averages,
+    key: PRNGKeyArray,
+    progress: bool | None,
+) -> FirstOrder:
+    """`first_order` by the curve of all fixed points."""
+    points_per_net, nets = averages.sizes(2**14, 8, 2)
+    sizes = Sizes(key, power_of_two(points_per_net), nets)
+    still = frozen(model)
+    recovers = bool(OverlapMap(still, jnp.ones(()), *sizes).recovers)
+    with Bar(SCAN, "first-order transition", progress) as bar:
+        curve = Curve(still, sizes, grid[-1], recovers, bar.update)
+        traits = model.prior.traits
+        finite = traits.continuous or traits.discrete or curve.recovery > grid[-1]
+        check(finite, "model", model.prior, _PRIORS.format(curve.recovery))
+        ends = curve.thresholds(model)
+    for end, side in zip(ends or (), (-1.0, 1.0, 1.0), strict=False):
+        # beside it: a branch ends there
+        alpha = float(frozen(end.alpha)) * (1.0 + side * _BESIDE_EXACT)
+        if grid[0] < alpha < grid[-1]:
+            grid = np.insert(grid, np.searchsorted(grid, alpha), alpha)
+    uninformed, informed = map(curve.overlaps, curve.branches(grid))
+    curves = not_differentiable((jnp.asarray(grid), uninformed, informed), model)
+    if ends is None:
+        return FirstOrder("none", None, None, None, *curves)
+    return FirstOrder("first order", *ends, *curves)
+
+
 def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
     """Both branches on the grid, the uninformed one upwards."""
     V = (1.0 - _SMALL_Q) * hysteresis.S
     prior, found = hysteresis.model.prior, []
-    allowed = (
-        "a Gaussian prior or one of points, as smi.priors.Rademacher(): recovery is perfect "
-        "at α = {:.4g} (the free entropy of others diverges, or is not known to be finite)"
-    )
     for alpha in grid:
         found.append(hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None]))
         V = found[-1].uninformed[0]
         # here, not at the end: the rest of the grid takes minutes
         recovered = found[-1].distinct & (found[-1].results[:, 1] == Result.RECOVERED)
         finite = prior.traits.continuous or prior.traits.discrete or not recovered
-        check(finite, "model", prior, allowed.format(alpha))
+        check(finite, "model", prior, _PRIORS.format(alpha))
         bar.update(1, {"α": f"{alpha:.4g}"})
     return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
 

@@ -1,0 +1,334 @@
+"""All fixed points of a model of one index, as a curve, and the thresholds that are read off it.
+
+Equations here [theory: multi-index, Eqs. (51), (70)], with the precision Q̂ = e^x as parameter, f
+the prior's part of the free entropy and L = E log Z_out:
+
+    Q = overlap(Q̂),  α = Q̂ / response(Q),  Φ = f(Q, Q̂) + α L(Q)
+
+Fixed points are stable where α grows with Q̂. The ends of the branches are extrema of α, and at
+every fixed point dΦ/dQ̂ = 0: derivatives of the thresholds, and their errors by nets, are those at
+constant Q̂. Between two branches Φ differs by h, and dh/dα is the difference of L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxsmi.core.arrays import frozen, missing
+from jaxsmi.core.results import Result
+from jaxsmi.core.solution import Threshold
+from jaxsmi.models.base import AbstractModel, regular_along
+from jaxsmi.numerics import fixed_point, roots
+from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, standard_error
+
+_SMALLEST_Q, _SMALLEST_V = 1e-6, 1e-7  # relative to S, at the ends of the curve
+# V/S that stands for Q = S in L, from which that of signs is off by √V
+_PERFECT_V = 1e-14
+SCAN = 96  # points of the curve: four in an e-fold of Q̂ under a Gaussian prior
+# more of them about an extremum, so many times on a shorter interval
+_ZOOM, _ZOOMS = 8, 3
+_CHUNK = 4  # points in one call of compiled code
+# α falls if it does by more than this, relative, and by three standard errors of the fall
+_FALL, _SIGNIFICANT = 1e-6, 3.0
+_NOISY = 0.1  # relative error of α at a small V from which on the curve is not known
+# Newton steps to the α of equal Φ, and the last one, relative
+_ROUNDS, _LAST = 12, 1e-8
+# α diverges for Q → 0 where the first point of the curve exceeds the second by this factor
+_DIVERGES = 1.05
+
+
+_Ends = tuple[Threshold, Threshold, Threshold]  # algorithmic, information-theoretic, spinodal
+
+
+class _Points(NamedTuple):
+    """Fixed points (n,), and of each of R nets their response and L, (n, R); `error`: of the
+    response by inner integrals, relative."""
+
+    x: Array
+    Q: Array
+    f: Array
+    response: Array
+    L: Array
+    error: Array
+
+    @property
+    def alpha(self) -> np.ndarray:
+        """α (n,) by the mean of the nets."""
+        return np.exp(self.x) / np.mean(self.response, axis=1)
+
+    @property
+    def replicas(self) -> np.ndarray:
+        """α (n, R) by each net."""
+        return np.exp(self.x)[:, None] / self.response
+
+
+class Sizes(NamedTuple):
+    """Of averages."""
+
+    key: PRNGKeyArray
+    points_per_net: int
+    nets: int
+
+
+@eqx.filter_jit
+def _points(model: AbstractModel, x: Array, sizes: Sizes) -> _Points:
+    def one(x: Array) -> _Points:
+        prior, Qhat = model.prior, jnp.exp(x) * jnp.ones((1, 1), x.dtype)
+        S, Q = prior.second_moment(1), prior.overlap(Qhat)
+        # V of discrete priors underflows
+        V = jnp.maximum(prior.mmse(Qhat), _PERFECT_V * S)
+        key, points, nets = sizes
+        response = model.channel.response(
+            jnp.minimum(Q, S - V), V, key=key, points=points, nets=nets, tangents=False
+        )
+        f, R = prior.entropy_term(Q, Qhat), response.replicas[:, 0, 0]
+        return _Points(x, Q[0, 0], f, R, response.log_partition, response.error / jnp.mean(R))
+
+    return lax.map(one, x)
+
+
+@eqx.filter_jit
+def _slopes(
+    model: AbstractModel, at: tuple[Array, ...], sizes: Sizes, directions: list[Array]
+) -> tuple[Array, Array]:
+    """Tangents, along directions of the numbers of the model, of α at fixed Q̂ and of Φ at fixed Q,
+    Q̂ and α, for each of the points (x, Q, α)."""
+    key, points, nets = sizes
+
+    def numbers(model: AbstractModel, x: Array, Q: Array, alpha: Array) -> tuple[Array, Array]:
+        prior, Qhat = model.prior, jnp.exp(x) * jnp.ones((1, 1), x.dtype)
+        S, moved = prior.second_moment(1), prior.overlap(Qhat)
+        # Q = S moves with S
+        Q = jnp.minimum(Q, (1.0 - _PERFECT_V) * S)
+        response = model.channel.response(Q, S - Q, key=key, points=points, nets=nets)
+        R = response.mean + frozen(response.jacobian[:, :, 0, 0]) * moved
+        Phi = prior.entropy_term(Q, Qhat) + alpha * jnp.mean(response.log_partition)
+        return -frozen(jnp.exp(x) / response.mean[0, 0] ** 2) * R[0, 0], Phi
+
+    return lax.map(
+        lambda p: fixed_point.derivative(lambda m: numbers(m, *p), model, directions), at
+    )
+
+
+class Curve:
+    """The curve of fixed points, on the host.
+
+    Args:
+        model: A model of one index.
+        sizes: Of all averages.
+        most: The largest α of interest.
+        recovers: V may fall to 0.
+        update: Is told how many points were computed.
+
+    Attributes:
+        at: The points, in the order of x.
+        recovery: The α from which on Q = S is stable; inf: at none.
+        recovery_error: Its error, as it is extrapolated.
+        perfect: x that stands for Q = S.
+        known: True if α is known up to `most`.
+    """
+
+    def __init__(
+        self,
+        model: AbstractModel,
+        sizes: Sizes,
+        most: float,
+        recovers: bool,
+        update: Callable[[int], object],
+    ) -> None:
+        self.model, self.sizes, self.update = model, sizes, update
+        S = float(model.prior.second_moment(1)[0, 0])
+        V = lambda x: model.prior.mmse(jnp.exp(x) * jnp.ones((1, 1)))[0, 0]
+        # Q = Q̂ S² at small Q̂, and V ≤ 1/Q̂
+        low, high = np.log(_SMALLEST_Q / S), -np.log(_SMALLEST_V * S)
+        bounds = jnp.asarray(low), jnp.asarray(high)
+        high = float(roots.bisect(lambda x: V(x) < _SMALLEST_V * S, *bounds))
+        self.perfect = high + np.log(10.0)  # V underflows there under a discrete prior
+        points = self._compute(np.linspace(low, high, SCAN))
+        alpha, error = points.alpha, np.asarray(standard_error(points.replicas.T))
+        # integrals may miss the narrow posteriors of small V
+        bad = (points.Q > 0.5 * S) & ~(error < _NOISY * alpha)
+        end = int(np.argmax(bad)) if bad.any() else SCAN
+        self.at, whole = jax.tree.map(lambda a: a[:end], points), end == SCAN
+        self.recovery, self.recovery_error = np.inf, 0.0
+        if recovers and model.prior.traits.discrete:
+            self.recovery = 0.0
+        elif recovers and whole:
+            # α = α(0) + c √V at most, as signs of labels are lost
+            before, last = self.add(high - np.asarray([np.log(4.0), 0.0])).alpha
+            self.recovery = np.inf if last > _DIVERGES * before else 2.0 * last - before
+            self.recovery_error = abs(last - before)
+        self.known = whole or self.recovery == 0.0 or alpha[end - 1] > most
+
+    def _compute(self, x: np.ndarray) -> _Points:
+        padded = np.concatenate([x, np.full(-len(x) % _CHUNK, x[-1])]).reshape(-1, _CHUNK)
+        found = []
+        for part in padded:
+            found.append(_points(self.model, jnp.asarray(part), self.sizes))
+            self.update(_CHUNK)
+        return jax.tree.map(lambda *a: np.concatenate(a)[: len(x)], *found)
+
+    def add(self, x: np.ndarray) -> _Points:
+        """Compute the points at x, and put them into the curve (without Q = S)."""
+        new = self._compute(x)
+        both = jax.tree.map(lambda a, b: np.concatenate([a, b[x < self.perfect]]), self.at, new)
+        _, order = np.unique(both.x, return_index=True)
+        self.at = jax.tree.map(lambda a: a[order], both)
+        return new
+
+    def jump(self) -> tuple[float, float] | None:
+        """x of the last point of the uninformed branch and of the first one of the informed branch;
+        None without a transition."""
+        alpha, replicas = self.at.alpha, self.at.replicas
+        top = np.asarray([np.argmax(alpha[: k + 1]) for k in range(len(alpha))])
+        error = np.asarray(standard_error((replicas[top] - replicas).T))
+        falls = alpha[top] - alpha > _FALL * alpha + _SIGNIFICANT * error
+        least = self.recovery + _SIGNIFICANT * self.recovery_error
+        recovered = least < (1.0 - _FALL) * alpha.max()
+        if not (falls.any() or recovered):
+            return None
+        ends = np.where(falls, alpha[top], -np.inf)
+        last = top[np.argmax(ends)] if falls.any() else np.argmax(alpha)
+        lowest = np.where(falls, alpha, np.inf)
+        at_recovery = recovered and self.recovery <= lowest.min()
+        first = self.perfect if at_recovery else self.at.x[np.argmin(lowest)]
+        return float(self.at.x[last]), float(first)
+
+    def extremum(self, x: float, sign: float) -> _Points:
+        """The maximum (`sign` 1) or minimum (-1) of α next to the point at x."""
+        k = int(np.searchsorted(self.at.x, x))
+        near = jax.tree.map(lambda y: y[max(k - 1, 0) : k + 2], self.at)
+        for _ in range(_ZOOMS):
+            k = int(np.argmax(sign * near.alpha))
+            low, high = near.x[[max(k - 1, 0), min(k + 1, len(near.x) - 1)]]
+            near = self.add(np.linspace(low, high, _ZOOM))
+        best = int(np.argmax(sign * near.alpha))
+        if not 0 < best < _ZOOM - 1:
+            return jax.tree.map(lambda y: y[best : best + 1], near)
+        # of the parabola through three points
+        a, b, c = near.alpha[best - 1 : best + 2]
+        step = 0.5 * (a - c) / (a - 2.0 * b + c)
+        return self.add(near.x[best : best + 1] + step * (near.x[1] - near.x[0]))
+
+    def branches(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """x of the uninformed and of the informed branch (K,) at some α (K,)."""
+        from scipy.interpolate import PchipInterpolator  # here: it takes long to import
+
+        curve = PchipInterpolator(self.at.x, np.log(self.at.alpha))
+        low, high = self.at.x[[0, -1]]
+        ends = []
+        for a in alpha:
+            found = curve.solve(np.log(a), extrapolate=False)
+            below, recovered = a < self.at.alpha[0], a > self.recovery
+            # on a curve that lies above, nothing is learned; on one that lies below, all there is
+            crossings = found if len(found) else [low if below else high]
+            beyond = recovered and not (below or len(found))
+            first = low if below else self.perfect if beyond else crossings[0]
+            ends.append((first, self.perfect if recovered else crossings[-1]))
+        return tuple(np.asarray(ends).T)
+
+    def equal(self, low: float, high: float) -> tuple[float, _Points]:
+        """The α between two others at which Φ of both branches is the same, and their points."""
+        alpha = float(np.sqrt(max(low, 0.01) * min(high, 100.0)))
+        for _ in range(_ROUNDS):
+            points = self.add(np.ravel(self.branches(np.asarray([alpha]))))
+            L = points.L.mean(1)
+            h = float(np.diff(points.f + alpha * L)[0])
+            low, high = (low, alpha) if h > 0.0 else (alpha, high)
+            last, newton = alpha, alpha - h / float(np.diff(L)[0])
+            alpha = newton if low < newton < high else 0.5 * (low + min(high, 4.0 * alpha))
+            if abs(alpha - last) < _LAST * alpha:
+                break
+        return alpha, points
+
+    def overlaps(self, x: np.ndarray) -> Array:
+        """Q (K, 1, 1) at x."""
+        Qhat = jnp.exp(x)[:, None, None] * jnp.ones((1, 1))
+        return jax.vmap(self.model.prior.overlap)(Qhat)
+
+    def thresholds(self, model: AbstractModel) -> _Ends | None:
+        """The algorithmic, information-theoretic and spinodal thresholds, with derivatives in the
+        numbers of the model; None without a transition."""
+        jump = self.jump()
+        if jump is None:
+            return None
+        (start, after), (last, first) = self.at.alpha[:2], jump
+        top, perfect = self.extremum(last, 1.0), first == self.perfect
+        # nothing is learned on a curve that rises for Q → 0
+        diverges = last == self.at.x[0] and start > _DIVERGES * after
+        high = np.inf if diverges else float(top.alpha[0])
+        bottom = self.add(self.at.x[-1:]) if perfect else self.extremum(first, -1.0)
+        low = self.recovery if perfect else float(bottom.alpha[0])
+        alpha, both = self.equal(low, high)
+        L = both.L.mean(1)
+        slope = float(np.diff(L)[0])
+        each = alpha - alpha * np.diff(both.L - L[:, None], axis=0)[0] / slope
+        # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
+        infinite = perfect and not self.model.prior.traits.discrete
+        # the value, that of each net, Q, and the error that nets share
+        found = [
+            (high, top.replicas[0], top.Q[0], top.alpha[0] * top.error[0]),
+            (alpha, each, both.Q[1], alpha * np.sqrt(_PERFECT_V) / slope),
+            (low, bottom.replicas[0], bottom.Q[0], low * bottom.error[0]),
+        ]
+        if perfect:
+            S = float(self.model.prior.second_moment(1)[0, 0])
+            found[2] = (low, bottom.replicas[0], S, self.recovery_error)
+            found[1] = found[2] if infinite else found[1]
+        points = jax.tree.map(lambda *a: np.concatenate(a), top, both, bottom)
+        context = (
+            (points.x, points.Q, np.asarray([high, alpha, alpha, low])),
+            np.asarray([value for value, *_ in found]),
+            np.asarray(slope),
+        )
+        alphas = fixed_point.differentiable(
+            lambda _, context: context[1],
+            partial(_push, sizes=self.sizes, infinite=infinite),
+            model,
+            jax.tree.map(jnp.asarray, context),
+        )
+        result = Result.SUCCESS if self.known else Result.INACCURATE
+        algorithmic, optimal, spinodal = (
+            _threshold(alpha, each, Q, shared, result)
+            for alpha, (_, each, Q, shared) in zip(alphas, found, strict=True)
+        )
+        return algorithmic, optimal, spinodal
+
+
+def _push(
+    model: AbstractModel,
+    context: tuple[tuple[Array, ...], Array, Array],
+    _: Array,
+    directions: list[Array],
+    *,
+    sizes: Sizes,
+    infinite: bool,
+) -> Array:
+    """Tangents of the three thresholds: of α at the ends of the branches, -dh/(dh/dα) between."""
+    at, alphas, slope = context
+    moved, Phi = _slopes(model, at, sizes, directions)
+    equal = moved[3] if infinite else (Phi[1] - Phi[2]) / slope
+    moved = jnp.stack([moved[0], equal, moved[3]])
+    moved = jnp.where(jnp.isfinite(alphas) & (alphas > 0.0), moved, 0.0)
+    return jnp.where(regular_along(model, directions), moved, missing())
+
+
+def _threshold(
+    alpha: Array, each: ArrayLike, Q: ArrayLike, shared: ArrayLike, result: Result
+) -> Threshold:
+    one, value = jnp.ones((1, 1), alpha.dtype), frozen(alpha)
+    regular = jnp.isfinite(value) & (value > 0.0)
+    error = jnp.hypot(jnp.hypot(standard_error(each), shared), INTEGRAL_ERROR * value)
+    stderr = jnp.where(regular, error, 0.0)
+    replicas = jnp.where(regular, jnp.asarray(each), value)
+    return Threshold(alpha, stderr, replicas, one, jnp.asarray(Q) * one, jnp.asarray(int(result)))
