@@ -1,5 +1,6 @@
-"""First-order transitions: two branches of fixed points, which one is optimal, where each ends; and
-the α above which perfect recovery is stable [theory: multi-index, Eqs. (52), (56), (68) to (70)].
+"""First-order transitions: two branches of fixed points, which one is optimal, where each ends, by
+bisections (of one index: one_index.py); and the α above which perfect recovery is stable [theory:
+multi-index, Eqs. (52), (56), (68) to (70)].
 """
 
 from __future__ import annotations
@@ -226,12 +227,15 @@ class FirstOrder(Described):
     def message(self) -> str:
         """The sentences that go with the result codes (outside jit and vmap)."""
         said = dict.fromkeys(x.message for x in self.thresholds.values() if x is not None)
+        if self.kind != "none":
+            return "\n".join(said)
+        if self.informed.shape[1] == 1:
+            return "α grows along the curve of fixed points: no transition."
         spacing = number(jnp.max(jnp.diff(self.alpha)))
-        none = (
+        return (
             f"The branches agree at all {len(self.alpha)} α of the grid: no transition, or one "
             f"that is narrower than its spacing, at most {spacing}."
         )
-        return "\n".join(said) or none
 
     @property
     def thresholds(self) -> dict[str, Threshold | None]:
@@ -292,25 +296,30 @@ def first_order(
     Args:
         model: An index model with a channel and a prior of mean zero.
         key: Random key of all averages.
-        alpha: Increasing grid (K,) on which the branches are followed, three numbers > 0 or more; a
+        alpha: Increasing grid (K,) of the branches, three numbers > 0 or more. Of several indices a
             transition narrower than its spacing is not seen. Default: 40 from 0.1 to 5, geometric.
         averages: `smi.Averages(points, nets)`: points of all averages together, and independent
-            bisections, whose spread is the error bar. Default 2^16 points, 8 nets.
-        iteration: `smi.Iteration(max_steps=)`, the step budget of each fixed point; beyond the
-            algorithmic threshold α_a the iteration takes about |α - α_a|^{-1/2} steps. Default
-            3000.
-        progress: Show two bars on stderr, of the grid and of the bisections. Default None: on a
-            terminal and in a notebook.
+            nets, whose spread is the error bar. Default 2^16 points (one index: 2^14), 8 nets.
+        iteration: `smi.Iteration(max_steps=)`, of several indices: the step budget of each fixed
+            point; beyond the algorithmic threshold α_a the iteration takes about |α - α_a|^{-1/2}
+            steps. Default 3000.
+        progress: Show bars on stderr. Default None: on a terminal and in a notebook.
 
     Returns:
         A `FirstOrder`, which `.plot()` draws. If the branches agree everywhere, its `kind` is
-        "none" and the thresholds are None. A spinodal of 0 means that the informed branch exists at
-        the first α already, an information-theoretic threshold of 0 that it is optimal there: they
-        lie below the grid. An algorithmic threshold of inf means that the uninformed branch still
-        exists at the last α. Error bars include the last interval of the bisection. Codes: SUCCESS,
-        MAX_STEPS (a branch did not converge where both exist: raise `max_steps`, and do not rely on
-        `kind`), NONFINITE (a branch broke on the grid: thresholds may be missed). Not
-        differentiable: derivatives in the model's numbers are NaN.
+        "none" and the thresholds are None.
+
+        Of one index all fixed points are on one curve α(Q), so that thresholds do not depend on the
+        grid, may lie outside of it, and have derivatives in the model's numbers. A spinodal of 0
+        means that the informed branch exists at any α > 0, an algorithmic threshold of inf that the
+        uninformed branch never ends. Codes: SUCCESS, INACCURATE (integrals failed at an α of the
+        grid).
+
+        Of several indices the thresholds are bisected, and their derivatives are NaN. A spinodal or
+        information-theoretic threshold of 0 lies below the grid, an algorithmic threshold of inf
+        above it. Error bars include the last interval of the bisection. Codes: SUCCESS, MAX_STEPS
+        (a branch did not converge where both exist: raise `max_steps`, and do not rely on `kind`),
+        NONFINITE (a branch broke on the grid: thresholds may be missed).
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or, at the first α where it
@@ -324,12 +333,13 @@ def first_order(
         'none'
 
     Cost:
-        Two compilations of a fixed point (5 to 15 s each), two or three fixed points for each α of
-        the grid, and as many for each net and each of up to three bisections of nine halvings or
-        more. A fixed point takes a few steps away from the ends of the branches, and up to
-        `max_steps` next to them, where the bisections are. Half a minute on one core for signs of
-        Rademacher weights, 40 s for `Bilinear(output="absolute")`; a grid with a narrow transition
-        inside takes minutes: begin with fewer points and nets. It runs outside jit.
+        One index: about 170 averages, compilation included 3 to 6 s on one core for signs of
+        Rademacher weights and for |z|, 2 minutes for |z| with noise. Several: two compilations of a
+        fixed point (5 to 15 s each), two or three fixed points for each α of the grid, and as many
+        for each net and each of up to three bisections of nine halvings or more. A fixed point
+        takes a few steps away from the ends of the branches, and up to `max_steps` next to them,
+        where the bisections are; a grid with a narrow transition inside takes minutes: begin with
+        fewer points and nets. It runs outside jit.
 
     Source:
         [theory: multi-index, section 7.5].
