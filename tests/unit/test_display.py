@@ -149,6 +149,9 @@ def test_thresholds_show_their_error():
     found = FirstOrder("first order", beyond, threshold, end, grid, Q, Q)
     assert found.message == "\n".join(dict.fromkeys([end.message, beyond.message]))
     none = FirstOrder("none", None, None, None, grid, Q, Q)
+    assert none.message.endswith("no transition.")  # the curve of one index hides none
+    Q = jnp.zeros((3, 2, 2))
+    none = FirstOrder("none", None, None, None, grid, Q, Q)
     assert none.message in " ".join(repr(none).split())
     assert none.message.endswith("or one that is narrower than its spacing, at most 4.")
     shown = repr(found)
