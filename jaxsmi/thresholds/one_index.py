@@ -246,7 +246,7 @@ class Curve:
             h = float(np.diff(points.f + alpha * L)[0])
             low, high = (low, alpha) if h > 0.0 else (alpha, high)
             last, newton = alpha, alpha - h / float(np.diff(L)[0])
-            alpha = newton if low < newton < high else 0.5 * (low + min(high, 4.0 * alpha))
+            alpha = newton if low <= newton <= high else 0.5 * (low + min(high, 4.0 * alpha))
             if abs(alpha - last) < _LAST * alpha:
                 break
         return alpha, points
