@@ -169,7 +169,7 @@ def sweep(
         return
     where = scheduler or validate.count("workers", workers, 0) or None
     results = sweeps.solve_grid(grid, folder, where, progress)
-    yield _of_sweep(results, count)
+    yield _of_sweep(results, count, sweeps.unconverged(grid, results))
 
 
 def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
@@ -213,16 +213,16 @@ def _overlaps(results: xarray.Dataset) -> str:
     return "\n".join([*table(rows), *([f".. and {hidden} points more"] if hidden > 0 else [])])
 
 
-def _of_sweep(results: xarray.Dataset, rows: int) -> Report:
+def _of_sweep(results: xarray.Dataset, rows: int, missed: str) -> Report:
     codes = results.result.values
-    messages = list(dict.fromkeys(word for word in results.message.values.flat if word))
+    failures = [word for word in results.message.values.flat if word]
+    messages = [*([missed] if missed else []), *dict.fromkeys(failures)]
     sizes = [f"{name} {n}" for name, n in results.sizes.items() if name != "index_"]
     text = [f"{rows} rows, {', '.join(sizes)}.", f"Results: {counts(codes)}.", _overlaps(results)]
     text += messages[:5]
     ended = collections.Counter(Result(int(code)).name for code in codes.flat)
     data = {"points": codes.size, "results": dict(ended), "messages": messages}
-    failed = int(np.sum(results.message.values != ""))
-    problem = f"{failed} points failed: {messages[0]}" if failed else ""
+    problem = f"{len(failures)} points failed: {failures[0]}" if failures else ""
     draw = functools.partial(plotting.sweep, results)
     return Report(data, "\n".join(text), lambda: results, draw, problem)
 

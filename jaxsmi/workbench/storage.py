@@ -48,6 +48,11 @@ MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
 _OF_LEARNERS = ("train_loss", "test_loss", "energy", "potential", "jump_fraction", "gradient_norm")
 OPTIONAL = ("stability", "free_entropy", *_OF_LEARNERS)
 _SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5")  # of netCDF, which is HDF5
+# attributes of result codes: their meaning, by the CF convention
+CODES: dict[str, Any] = {
+    "flag_values": np.array([int(code) for code in Result]),
+    "flag_meanings": " ".join(code.name for code in Result),
+}
 _LARGEST = 256  # arrays of a model with more entries than this are described by shape and type
 
 
@@ -224,9 +229,7 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
             dimensions = known.get(values.shape[1:], own)
             variables[f"history_{name}"] = (("step", *dimensions), values)
     dataset = xarray.Dataset(variables, coordinates, _described(solution, **attributes))
-    # the meaning of result codes, by the CF convention
-    dataset["result"].attrs["flag_values"] = np.array([int(code) for code in Result])
-    dataset["result"].attrs["flag_meanings"] = " ".join(code.name for code in Result)
+    dataset["result"].attrs |= CODES
     return dataset
 
 
@@ -293,7 +296,8 @@ def save(item: Storable, path: str | os.PathLike[str], **attributes: object) -> 
         >>> save({"run": run, "theory": theory}, "out/learned.nc")  # doctest: +SKIP
     """
     xarray = import_xarray()
-    named = pathlib.Path(validate.path("path", path))
+    allowed = "a path (str or os.PathLike), which comes second: smi.save(item, path)"
+    named = pathlib.Path(validate.instance("path", path, (str, os.PathLike), allowed))
     allowed = f"a netCDF file: a path that ends with {', '.join(_SUFFIXES)}"
     validate.check(named.suffix in _SUFFIXES, "path", str(path), allowed)
     _try_folder("path", named.parent, "a file in a folder that exists and can be written")
@@ -324,7 +328,8 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
         ImportError: Without xarray, h5netcdf and h5py.
     """
     xarray = import_xarray()
-    if not pathlib.Path(validate.path("path", path)).exists():
+    allowed = "a path (str or os.PathLike) of a file that smi.save(item, path) wrote"
+    if not pathlib.Path(validate.instance("path", path, (str, os.PathLike), allowed)).exists():
         raise FileNotFoundError(f"path: got {str(path)!r}; there is no such file.")
     try:
         root = xarray.load_dataset(path, engine="h5netcdf")

@@ -27,11 +27,19 @@ import numpy as np
 from jaxsmi.core import validate
 from jaxsmi.core.driver import tqdm
 from jaxsmi.core.options import CACHE_SETTINGS
-from jaxsmi.core.results import Result
+from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import Solution
+from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.workbench.rows import FIELDS, Grid, Row
-from jaxsmi.workbench.storage import atomic_write, import_xarray, make_folder, provenance, save
+from jaxsmi.workbench.storage import (
+    CODES,
+    atomic_write,
+    import_xarray,
+    make_folder,
+    provenance,
+    save,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -77,10 +85,12 @@ def sweep(
 
     Returns:
         An xarray.Dataset over (parameters.., seed, alpha): the fields of a `Solution`, of runs the
-        cosine, and the `message` of points that failed, with provenance.
+        cosine, and the `message` of points that failed, with provenance. The attributes of
+        `result` name its codes; points with `result > 1` did not converge.
 
     Warns:
-        UserWarning: That points failed, with the first message.
+        UserWarning: That points failed, with the first message, or that points did not converge,
+            with the remedy of the first one.
 
     Raises:
         ValueError: For a wrong argument or setting, before anything is solved; for a folder that
@@ -106,7 +116,23 @@ def sweep(
     if failed.size:
         first = f"{failed.size} of {results.message.size} points failed, and are NaN: {failed[0]}"
         warnings.warn(f"{first} (all: .message of the result)", stacklevel=2)
+    missed = unconverged(grid, results)
+    if missed:
+        warnings.warn(missed, stacklevel=2)
     return results
+
+
+def unconverged(grid: Grid, results: xarray.Dataset) -> str:
+    """How many of the points that were solved did not converge, and what to try for the first; ""
+    where all did."""
+    codes = results.result.values
+    codes = codes[(codes > Result.RECOVERED) & (results.message.values == "")]
+    if not codes.size:
+        return ""
+    learner = isinstance(grid.settings.get("learner"), AbstractLearner)
+    kind = "training" if grid.solver == "train" else "learner" if learner else "remedy"
+    ended = f"{codes.size} of {results.result.size} points did not converge ({counts(codes)}; "
+    return f"{ended}select them by result > 1). The first one: {getattr(Result(codes[0]), kind)}"
 
 
 def mean_error(values: xarray.DataArray, errors: xarray.DataArray) -> xarray.DataArray:
@@ -312,7 +338,8 @@ def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
         if np.all(messages == ""):  # NaN made floats of integers
             values = values.astype(ordered[0][name].dtype)
         dimensions = (*axes, *("index", "index_")[: len(shape)])
-        data[name] = (dimensions, values.reshape(*sizes, *shape))
+        about = CODES if name == "result" else {}
+        data[name] = (dimensions, values.reshape(*sizes, *shape), about)
     label = lambda x: x if isinstance(x, (int, float, str, bool, np.number)) else repr(x)
     coordinates = {name: list(map(label, values)) for name, values in grid.axes.items()}
     coordinates |= {"seed": grid.seeds, "alpha": grid.alpha}

@@ -396,6 +396,17 @@ def test_a_point_that_fails_is_status_1(capsys, tmp_path):
     assert "1 points failed: ValueError: noise" in err
 
 
+def test_points_that_did_not_converge_are_a_line(capsys, tmp_path):
+    grid = tmp_path / "grid.toml"
+    text = 'model = "phase-retrieval"\nalpha = [0.7, 0.8]\n[settings]\nmax_steps = 1\n'
+    grid.write_text(text)
+    code, out, err = call(capsys, "sweep", grid)
+    assert (code, err) == (0, "")
+    line = next(line for line in out.splitlines() if line.startswith("2 of 2 points did not conv"))
+    assert "select them by result > 1" in line
+    assert smi.Result.MAX_STEPS.remedy in line
+
+
 # Interruptions
 
 

@@ -21,10 +21,11 @@ from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Threshold, index_names
 from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting, storage
-from jaxsmi.workbench.rows import OPTIMIZERS, make_optimizer
+from jaxsmi.workbench.rows import OPTIMIZERS, Grid, make_optimizer
 from jaxsmi.workbench.storage import atomic_write
+from jaxsmi.workbench.sweeps import unconverged
 
-pytest.importorskip("xarray")
+xarray = pytest.importorskip("xarray")
 pytest.importorskip("h5py")
 
 ALPHAS, NOISES = [0.5, 1.0, 2.0], [0.1, 0.5]
@@ -135,6 +136,25 @@ def test_a_bad_point_is_a_code_and_a_message():
     codes = [Result.SUCCESS, Result.INVALID, Result.SUCCESS]
     np.testing.assert_array_equal(found.result.values.ravel(), codes)
     assert "no luck" in str(found.message.sel(alpha=1.0).values.item())
+
+
+def test_points_that_did_not_converge_are_counted_and_selected(tmp_path):
+    few = {"iteration": smi.Iteration(max_steps=1)}
+    said = (
+        r"^2 of 2 points did not converge \(2 MAX_STEPS; .* result > 1.*: Not converged: take more"
+    )
+    with pytest.warns(UserWarning, match=said):
+        found = smi.sweep(smi.links.phase_retrieval, [0.7, 0.8], out=tmp_path, **few)
+    assert (found.result > 1).all()
+    stored = storage.load(tmp_path / "sweep.nc").result.attrs
+    names = dict(zip(stored["flag_values"], stored["flag_meanings"].split(), strict=True))
+    assert names == {int(code): code.name for code in Result}
+    codes = np.array([Result.SUCCESS, Result.NONFINITE, Result.INVALID])
+    table = xarray.Dataset({"result": ("alpha", codes), "message": ("alpha", ["", "", "no luck"])})
+    descent = Grid(linear, ALPHAS, {"noise": NOISES}, 1, "train", {})
+    said = "1 of 3 points did not converge (NONFINITE; select them by result > 1). The first one: "
+    assert unconverged(descent, table) == said + Result.NONFINITE.training
+    assert unconverged(descent, table.isel(alpha=[0, 2])) == ""
 
 
 @pytest.mark.slow
@@ -344,6 +364,12 @@ def test_paths_that_do_not_fit_are_answered_in_a_sentence(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError, match=r"^path: got '.*a\.nc'; there is no such file\.$"):
         storage.load(tmp_path / "a.nc")
+    with pytest.raises(ValueError, match=r"^path: .* comes second: smi\.save\(item, path\)\.$"):
+        storage.save(str(tmp_path / "a.nc"), solution)
+    with pytest.raises(
+        ValueError, match=r"^path: .* of a file that smi\.save\(item, path\) wrote\.$"
+    ):
+        storage.load(solution)
     (tmp_path / "a.nc").write_text("no netCDF")
     with pytest.raises(ValueError, match=r"^path: got '.*a\.nc'; allowed: a netCDF file, as .*$"):
         storage.load(tmp_path / "a.nc")
