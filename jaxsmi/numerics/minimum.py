@@ -9,22 +9,23 @@ Each start of each sample is one lane of a vectorised loop. A few steps are take
 then those that have not ended are gathered, some at a time, so that the slowest do not hold up the
 rest. A minimiser of a library would be called once a sample and is built for few large problems.
 
-`minimise` [theory: multi-index, Eq. (72)]: L-BFGS steps of optax on the gradient, scaled so that
-the first step has length 0.2; steps are at most 0.3 long, a step after which the objective rose
-goes half way back, and where the curvature has the wrong sign the step is down the gradient.
+`minimise` [theory: multi-index, Eq. (72)]: steps δ = -H⁻¹∇F, the first of length 0.2. Differences
+of gradients make the model H of the Hessian (BFGS; of one parameter the secant on the derivative),
+also those along a step that is not taken as F rose. Along the axes of H steps have a bound, which
+good steps double and failed ones halve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import PyTree
@@ -186,15 +187,24 @@ def _step(function: Function, sample: PyTree, state: _State) -> _State:
     return moved._replace(damping=damping, count=state.count + 1)
 
 
-# Parameters are logarithms of strengths, or of order one: a step of a fifth changes a model by
-# twenty per cent, and one above a third may leave the region where its threshold exists.
-_FIRST_STEP = 0.2
-_LONGEST_STEP = 0.3
-# clipped after L-BFGS, whose steps are long where the curvature is small
-_OPTIMIZER = optax.chain(
-    optax.scale_by_lbfgs(), optax.clip_by_global_norm(_LONGEST_STEP), optax.scale(-1.0)
+# Parameters are logarithms of strengths, or of order one: a first step of a fifth changes a model
+# by twenty per cent. Then e-folds: a ridge ten times too small is 2.3 away
+_FIRST_STEP, _BOUND, _LARGEST_BOUND = 0.2, 1.0, 2.0
+# The objective is a logarithm. Averages whose points pass a jump of the labels scatter by up to
+# half a per cent (errors of linear students of signs), and their derivatives do not: the slopes
+# tell the sign of smaller changes
+_SCATTER = 1e-2
+_ENOUGH = 0.25  # of the fall that the model predicts: usual
+# in squares of the tolerance: a fall that is as small as that of a step of this length in a flat
+# minimum, where the curvature of log E in a logarithm of a ridge is 0.02
+_FLATTEST = 1e-2
+_LEAST_CURVATURE = 0.2  # of that before a step, usual (Powell): keeps the model convex
+_SHORT = "Converged: the next step is shorter than the tolerance."
+_LEVEL = "Converged: the next step lowers the objective by less than {:.0e} of it."
+_TARGET = "Converged: the target is reached."
+_MOST = (
+    "Not converged: take more evaluations, iteration=smi.Iteration(max_steps=..), or another start."
 )
-_update = jax.jit(_OPTIMIZER.update)  # outside jit its loops would be compiled at each step
 
 _Extra = TypeVar("_Extra")
 
@@ -210,14 +220,14 @@ class Trial(NamedTuple, Generic[_Extra]):
     extra: _Extra
 
     @property
-    def size(self) -> float:
-        """The norm of the gradient."""
-        return float(optax.global_norm(self.gradient))
+    def slope(self) -> np.ndarray:
+        """The gradient as one vector."""
+        return np.asarray(ravel_pytree(self.gradient)[0], float)
 
     @property
     def finite(self) -> bool:
         """The objective and its gradient are finite."""
-        return bool(np.isfinite(self.value) and np.isfinite(self.size))
+        return bool(np.isfinite(self.value) and np.all(np.isfinite(self.slope)))
 
 
 class SearchEnd(eqx.Module):
@@ -229,6 +239,7 @@ class SearchEnd(eqx.Module):
         steps: Evaluations taken.
         result: A code: SUCCESS, MAX_STEPS.
         history: One entry per evaluation: "parameters", the objective by its name, "gradient".
+        message: The sentence that says why it ended.
     """
 
     parameters: PyTree
@@ -236,11 +247,7 @@ class SearchEnd(eqx.Module):
     steps: int
     result: Array
     history: dict[str, list[PyTree]]
-
-    @property
-    def message(self) -> str:
-        """The sentence that goes with the result code."""
-        return Result(int(self.result)).remedy
+    message: str = eqx.field(static=True)
 
     def _text(self, name: str) -> str:
         """The title of a representation, above that of what was found."""
@@ -268,7 +275,7 @@ def minimise(
         start: The first parameters.
         extra: What the first evaluation goes on from.
         name: Of the number that is recorded.
-        tolerance: The search ends where a step is shorter.
+        tolerance: The search ends where a step is shorter, or its fall as small as that of one.
         allowed: Parameters to start at, for the message where the objective is not finite.
         bar: The progress bar, whose total is the largest number of evaluations.
         done: done(number): it is as good as it can be. Default: never.
@@ -280,34 +287,65 @@ def minimise(
 
     first = best = evaluate(start, extra)
     check(first.finite, "start", start, allowed)
-    scale = _FIRST_STEP / first.size if first.size > 0.0 else 1.0
-    memory = _OPTIMIZER.init(start)
+    vector, as_tree = ravel_pytree(start)
+    x = np.asarray(vector, float)
+    level = max(float(jnp.finfo(vector.dtype).eps) ** (2.0 / 3.0), _FLATTEST * tolerance**2)
+    hessian = (np.linalg.norm(first.slope) / _FIRST_STEP or 1.0) * np.eye(x.size)
+    bound, along, step, expected = _BOUND, x, np.zeros_like(x), 0.0
     history: dict[str, list[PyTree]] = {"parameters": [], name: [], "gradient": []}
-    parameters, code = start, Result.MAX_STEPS
-    for step in range(bar.total):
+    code, said = Result.MAX_STEPS, _MOST
+    for count in range(bar.total):
         # from the extras of the best point: those of a failed one may be of another branch
-        point = evaluate(parameters, best.extra) if step else first
+        moved = as_tree(jnp.asarray(x + step, vector.dtype))
+        point = evaluate(moved, best.extra) if count else first
         entries = {"parameters": point.parameters, name: point.number, "gradient": point.gradient}
         for entry, value in entries.items():
             history[entry].append(jax.tree.map(np.asarray, value))
         bar.update(1, {name: f"{float(point.number):.4f}"})
-        if not point.value <= best.value:  # or NaN: half way back to the best parameters
-            updates = jax.tree.map(lambda p, b: 0.5 * (b - p), point.parameters, best.parameters)
-            memory = _OPTIMIZER.init(start)  # its curvature is that of the failed step
-        else:
-            best = point
-            if done(point.number):
-                code = Result.SUCCESS
-                break
-            scaled = jax.tree.map(lambda g: scale * g, point.gradient)
-            updates, memory = _update(scaled, memory, point.parameters)
-            products = jax.tree.map(lambda u, g: jnp.sum(u * g), updates, point.gradient)
-            if float(sum(jax.tree.leaves(products))) > 0.0:  # curvature of the wrong sign
-                updates = jax.tree.map(lambda g: -g, scaled)
-                memory = _OPTIMIZER.init(start)
-        if float(optax.global_norm(updates)) < tolerance:
-            code = Result.SUCCESS
+        if count:
+            fall = _fall(best, point, step)
+            if point.finite:  # a step that failed tells the curvature, too
+                hessian = _curved(hessian, step, point.slope - best.slope, count == 1)
+            longest = float(np.max(np.abs(along)))
+            if fall > _ENOUGH * expected and longest > 0.9 * bound:
+                bound = min(2.0 * bound, _LARGEST_BOUND)
+            elif not fall > 0.0:
+                bound = 0.5 * longest
+            if fall > 0.0:
+                x, best = x + step, point
+        if done(best.number):
+            code, said = Result.SUCCESS, _TARGET
             break
-        parameters = jax.tree.map(jnp.add, point.parameters, updates)
+        curvature, axes = np.linalg.eigh(hessian)
+        along = np.clip(-(axes.T @ best.slope) / curvature, -bound, bound)
+        step = axes @ along
+        expected = -float(best.slope @ step + 0.5 * step @ hessian @ step)
+        if np.linalg.norm(step) < tolerance or expected < level:
+            code = Result.SUCCESS
+            said = _SHORT if np.linalg.norm(step) < tolerance else _LEVEL.format(level)
+            break
     steps = len(history["gradient"])
-    return best, SearchEnd(best.parameters, best.gradient, steps, jnp.asarray(int(code)), history)
+    result = jnp.asarray(int(code))
+    return best, SearchEnd(best.parameters, best.gradient, steps, result, history, said)
+
+
+def _fall(best: Trial[Any], point: Trial[Any], step: np.ndarray) -> float:
+    """By how much the objective fell along a step; NaN where it or its gradient is not finite."""
+    if not point.finite:
+        return np.nan
+    fall = float(best.value) - float(point.value)
+    between = -0.5 * float((best.slope + point.slope) @ step)
+    return fall if abs(fall) > _SCATTER else between
+
+
+def _curved(hessian: np.ndarray, step: np.ndarray, change: np.ndarray, first: bool) -> np.ndarray:
+    """The Hessian after a step that changed the gradient: BFGS, damped."""
+    if first and step @ change > 0.0:  # the scale of the other directions
+        hessian = (change @ change) / (step @ change) * np.eye(step.size)
+    known = hessian @ step
+    least = _LEAST_CURVATURE * (step @ known)
+    if step @ change < least:
+        share = (step @ known - least) / (step @ known - step @ change)
+        change = share * change + (1.0 - share) * known
+    update = np.outer(change, change) / (step @ change) - np.outer(known, known) / (step @ known)
+    return hessian + update

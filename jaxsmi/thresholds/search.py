@@ -5,7 +5,7 @@ threshold α_c(p) of one step of its staircase:
 
     minimise log α_c(p),  or ½ (log α_c(p) - log target)²,
 
-by a quasi-Newton iteration (optax) on the derivative of `staircase`, scaled so that the first
+by a quasi-Newton iteration (numerics/minimum.py) on the derivative of `staircase`, whose first
 step has length 0.2. One key for all p: the function is smooth in p, and the result is the optimum
 of that sample, off the true one by about stderr(α_c') / α_c''.
 """
