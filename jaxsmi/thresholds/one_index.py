@@ -24,7 +24,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.core.arrays import frozen, missing
+from jaxsmi.core.arrays import frozen, missing, theory_dtype
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Threshold
 from jaxsmi.models.base import AbstractModel, regular_along
@@ -43,6 +43,7 @@ _FALL, _SIGNIFICANT = 1e-6, 3.0
 _NOISY = 0.1  # relative error of α at a small V from which on the curve is not known
 # Newton steps to the α of equal Φ, and the last one, relative
 _ROUNDS, _LAST = 12, 1e-8
+_ROUNDING = 256.0  # of α, times that of its numbers
 # α diverges for Q → 0 where the first point of the curve exceeds the second by this factor
 _DIVERGES = 1.05
 
@@ -149,10 +150,13 @@ class Curve:
         self.model, self.sizes, self.update = model, sizes, update
         S = float(model.prior.second_moment(1)[0, 0])
         V = lambda x: model.prior.mmse(jnp.exp(x) * jnp.ones((1, 1)))[0, 0]
+        # in float32 less is rounding
+        rough = float(jnp.finfo(theory_dtype()).eps) ** 0.5
+        smallest, self.least_fall = max(_SMALLEST_V, rough) * S, max(_FALL, rough)
         # Q = Q̂ S² at small Q̂, and V ≤ 1/Q̂
-        low, high = np.log(_SMALLEST_Q / S), -np.log(_SMALLEST_V * S)
+        low, high = np.log(max(_SMALLEST_Q, rough) / S), -np.log(smallest)
         bounds = jnp.asarray(low), jnp.asarray(high)
-        high = float(roots.bisect(lambda x: V(x) < _SMALLEST_V * S, *bounds))
+        high = float(roots.bisect(lambda x: V(x) < smallest, *bounds))
         self.perfect = high + np.log(10.0)  # V underflows there under a discrete prior
         points = self._compute(np.linspace(low, high, SCAN))
         alpha, error = points.alpha, np.asarray(standard_error(points.replicas.T))
@@ -192,9 +196,9 @@ class Curve:
         alpha, replicas = self.at.alpha, self.at.replicas
         top = np.asarray([np.argmax(alpha[: k + 1]) for k in range(len(alpha))])
         error = np.asarray(standard_error((replicas[top] - replicas).T))
-        falls = alpha[top] - alpha > _FALL * alpha + _SIGNIFICANT * error
+        falls = alpha[top] - alpha > self.least_fall * alpha + _SIGNIFICANT * error
         least = self.recovery + _SIGNIFICANT * self.recovery_error
-        recovered = least < (1.0 - _FALL) * alpha.max()
+        recovered = least < (1.0 - self.least_fall) * alpha.max()
         if not (falls.any() or recovered):
             return None
         ends = np.where(falls, alpha[top], -np.inf)
@@ -245,7 +249,9 @@ class Curve:
             L = points.L.mean(1)
             h = float(np.diff(points.f + alpha * L)[0])
             low, high = (low, alpha) if h > 0.0 else (alpha, high)
-            last, newton = alpha, alpha - h / float(np.diff(L)[0])
+            # the branches may have met, of averages that err
+            slope = max(float(np.diff(L)[0]), np.finfo(float).tiny)
+            last, newton = alpha, alpha - h / slope
             alpha = newton if low <= newton <= high else 0.5 * (low + min(high, 4.0 * alpha))
             if abs(alpha - last) < _LAST * alpha:
                 break
@@ -269,23 +275,25 @@ class Curve:
         high = np.inf if diverges else float(top.alpha[0])
         bottom = self.add(self.at.x[-1:]) if perfect else self.extremum(first, -1.0)
         low = self.recovery if perfect else float(bottom.alpha[0])
-        alpha, both = self.equal(low, high)
-        L = both.L.mean(1)
-        slope = float(np.diff(L)[0])
-        each = alpha - alpha * np.diff(both.L - L[:, None], axis=0)[0] / slope
-        # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
-        infinite = perfect and not self.model.prior.traits.discrete
         # the value, that of each net, Q, and the error that nets share
+        S = float(self.model.prior.second_moment(1)[0, 0])
+        end = (S, self.recovery_error) if perfect else (bottom.Q[0], low * bottom.error[0])
         found = [
             (high, top.replicas[0], top.Q[0], top.alpha[0] * top.error[0]),
-            (alpha, each, both.Q[1], alpha * np.sqrt(_PERFECT_V) / slope),
-            (low, bottom.replicas[0], bottom.Q[0], low * bottom.error[0]),
+            (low, bottom.replicas[0], *end),
         ]
-        if perfect:
-            S = float(self.model.prior.second_moment(1)[0, 0])
-            found[2] = (low, bottom.replicas[0], S, self.recovery_error)
-            found[1] = found[2] if infinite else found[1]
-        points = jax.tree.map(lambda *a: np.concatenate(a), top, both, bottom)
+        # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
+        infinite = perfect and not self.model.prior.traits.discrete
+        if infinite:
+            alpha, both, slope = low, (bottom, bottom), 1.0
+            found.insert(1, found[1])
+        else:
+            alpha, pair = self.equal(low, high)
+            both, L = (pair,), pair.L.mean(1)
+            slope = float(np.diff(L)[0])
+            each = alpha - alpha * np.diff(pair.L - L[:, None], axis=0)[0] / slope
+            found.insert(1, (alpha, each, pair.Q[1], alpha * np.sqrt(_PERFECT_V) / slope))
+        points = jax.tree.map(lambda *a: np.concatenate(a), top, *both, bottom)
         context = (
             (points.x, points.Q, np.asarray([high, alpha, alpha, low])),
             np.asarray([value for value, *_ in found]),
@@ -328,7 +336,8 @@ def _threshold(
 ) -> Threshold:
     one, value = jnp.ones((1, 1), alpha.dtype), frozen(alpha)
     regular = jnp.isfinite(value) & (value > 0.0)
-    error = jnp.hypot(jnp.hypot(standard_error(each), shared), INTEGRAL_ERROR * value)
+    rounding = max(INTEGRAL_ERROR, _ROUNDING * float(jnp.finfo(alpha.dtype).eps)) * value
+    error = jnp.hypot(jnp.hypot(standard_error(each), shared), rounding)
     stderr = jnp.where(regular, error, 0.0)
     replicas = jnp.where(regular, jnp.asarray(each), value)
     return Threshold(alpha, stderr, replicas, one, jnp.asarray(Q) * one, jnp.asarray(int(result)))
