@@ -30,7 +30,7 @@ from .models import (
 from .sgd.multi_pass import descent_theory
 from .thresholds.search import search_threshold
 from .thresholds.stairs import staircase
-from .thresholds.transitions import first_order, recovery_threshold
+from .thresholds.transitions import FirstOrder, first_order, recovery_threshold
 from .thresholds.weak import weak_recovery
 from .workbench.order import learning_order
 from .workbench.storage import load, save
@@ -46,6 +46,7 @@ __all__ = [
     "DeepAttention",
     "Erm",
     "Estimate",
+    "FirstOrder",
     "Gradient",
     "Iteration",
     "LearnerSearch",

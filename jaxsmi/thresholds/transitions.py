@@ -210,7 +210,7 @@ class FirstOrder(Described):
         spinodal: The α at which the informed branch appears, or None; its `overlap` is the first
             one of that branch.
         alpha: The grid (K,) of the hysteresis curves, with the information-theoretic threshold and
-            an α next to each end of a branch.
+            α next to each end of a branch.
         uninformed: Q (K, P, P) of the uninformed branch.
         informed: Q (K, P, P) of the informed branch.
     """
@@ -401,11 +401,10 @@ def _of_one_index(
         finite = traits.continuous or traits.discrete or curve.recovery > grid[-1]
         check(finite, "model", model.prior, _PRIORS.format(curve.recovery))
         ends = curve.thresholds(model)
-    for end, side in zip(ends or (), (-1.0, 1.0, 1.0), strict=False):
-        # beside it: a branch ends there
-        alpha = float(frozen(end.alpha)) * (1.0 + side * _BESIDE_EXACT)
-        if grid[0] < alpha < grid[-1]:
-            grid = np.insert(grid, np.searchsorted(grid, alpha), alpha)
+    # on both sides of the ends of the branches
+    beside = (1.0 - _BESIDE_EXACT, 1.0 + _BESIDE_EXACT)
+    more = np.outer([float(frozen(end.alpha)) for end in ends or ()], beside)
+    grid = np.union1d(grid, more[(more > grid[0]) & (more < grid[-1])])
     uninformed, informed = map(curve.overlaps, curve.branches(grid))
     curves = not_differentiable((jnp.asarray(grid), uninformed, informed), model)
     if ends is None:

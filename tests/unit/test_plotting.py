@@ -296,7 +296,8 @@ def test_runs_of_a_learner_are_markers_in_the_colour_of_its_theory(ax):
 
 
 def test_a_sweep_has_error_bands():
-    """By the spread of several seeds, of one seed by its solution."""
+    """By the spread of several seeds, of one seed by its solution; points at which a seed did not
+    converge are crosses."""
     xarray = pytest.importorskip("xarray")
     share = np.array([[0.2, 0.5], [0.3, 0.6], [0.4, 0.7]])  # (seed, alpha)
     axes = ("seed", "alpha", "index", "index_")
@@ -304,6 +305,7 @@ def test_a_sweep_has_error_bands():
     table = xarray.Dataset(
         {name: (axes, x[..., None, None]) for name, x in fields.items()}, {"alpha": [1.0, 2.0]}
     )
+    table["result"] = (("seed", "alpha"), np.zeros((3, 2), int))
     for seeds, half in ((3, 2.0 * 0.1 / 3**0.5), (1, 0.02)):
         (panel,) = plotting.sweep(table.isel(seed=slice(seeds)), plotting.canvas()).axes
         middle = share[:seeds].mean(axis=0)
@@ -312,6 +314,12 @@ def test_a_sweep_has_error_bands():
         for x, y in zip((1.0, 2.0), middle, strict=True):
             at = band[np.isclose(band[:, 0], x), 1]
             np.testing.assert_allclose([at.min(), at.max()], [y - half, y + half])
+    table.result[1, 1] = int(smi.Result.MAX_STEPS)
+    (panel,) = plotting.sweep(table, plotting.canvas()).axes
+    known, crosses, _ = panel.lines
+    np.testing.assert_allclose(known.get_ydata(), [0.3, np.nan])
+    np.testing.assert_allclose(crosses.get_ydata(), [np.nan, 0.6])
+    assert labels(panel) == ["not converged"]
 
 
 def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds(ax):

@@ -23,8 +23,8 @@ from jaxsmi.core.validate import POSITIVE
 
 # What functions return: made by the package, not by a user.
 RETURNED = {
-    "Curve", "Estimate", "IndexModel", "LearnerSearch", "MatrixModel", "Prediction", "Result",
-    "Solution", "SpectralPrior", "Threshold", "Traits",
+    "Curve", "Estimate", "FirstOrder", "IndexModel", "LearnerSearch", "MatrixModel", "Prediction",
+    "Result", "Solution", "SpectralPrior", "Threshold", "Traits",
 }  # fmt: skip
 # Methods that users call; the others of these classes are called by engines.
 METHODS = {

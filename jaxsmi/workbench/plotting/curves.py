@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 # codes of theory at a fixed point
+_ENDED = [int(code) for code in (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED)]
 _REACHED = (Result.SUCCESS, Result.RECOVERED, Result.UNSTABLE)
 _THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others are runs
 _WORDS = {"gamp": "GAMP", "train": "training"}
@@ -619,7 +620,7 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
         if beyond:
             label = rf"{' and '.join(beyond)} {where} $\alpha = {found.alpha[-side]:.3g}$"
             arrow = {"marker": "<>"[side], "color": INK, "linestyle": "none", "clip_on": False}
-            ax.plot(side, 0.5, transform=ax.transAxes, label=label, **arrow)
+            ax.plot(side, 0.02, transform=ax.transAxes, label=label, **arrow)
     return _finish(ax, 2, xlabel=_ALPHA, ylabel="overlap $Q$")
 
 
@@ -629,7 +630,8 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     combination of parameters, from dark to light.
 
     The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds. Bands are
-    two standard errors (`sweeps.mean_error`).
+    two standard errors (`sweeps.mean_error`). Points at which a seed did not converge are crosses,
+    and no line joins them.
 
     Args:
         table: From `jaxsmi.sweep`.
@@ -642,6 +644,7 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
     each = table.overlap / norm
     share, error = each.mean("seed"), mean_error(each, table.stderr / norm)
+    failed = (~table.result.isin(_ENDED)).any("seed")
     parameters = [str(name) for name in share.dims[:-3]]
     count, top = share.sizes["index"], 1.0 if share.max() <= 1.0 else np.inf  # Q of training
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
@@ -649,18 +652,42 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     for p, ax in enumerate(panels):
         of_index = lambda x: x.isel(index=p, index_=p)  # noqa: B023
         flat = lambda x: x.stack(row=parameters) if parameters else x.expand_dims("row")
-        rows, errors = (flat(of_index(x)).transpose("row", "alpha") for x in (share, error))
+        rows, errors, missed = (
+            flat(x).transpose("row", "alpha") for x in (of_index(share), of_index(error), failed)
+        )
         tints = drawing.shades(rows.sizes["row"])
         for k, tint in enumerate(tints):
             values = [rows[name].values[k] for name in parameters]
             shown = [f"{x:.4g}" if isinstance(x, float) else f"{x}" for x in values]
             label = ", ".join(map(" ".join, zip(parameters, shown, strict=True)))
-            # with more curves than this a legend hides the panel
-            label = label if len(tints) <= _MOST_NAMES else None
-            ax.plot(rows.alpha, rows[k], marker=".", color=tint, label=label)
-            low, high = (rows[k].values + x * errors[k].values for x in (-2.0, 2.0))
+            # with more curves than this a legend hides the panel: a colour bar
+            known, crosses = rows[k].where(~missed[k]), rows[k].where(missed[k])
+            named = len(tints) <= _MOST_NAMES and known.notnull().any()
+            ax.plot(rows.alpha, known, marker=".", color=tint, label=label if named else None)
+            ax.plot(rows.alpha, crosses, color=tint, **CROSS)
+            low, high = (known.values + x * errors[k].values for x in (-2.0, 2.0))
             drawing.band(ax, rows.alpha, low, high, tint, within=(0.0, top))
         ax.set(xlabel=_ALPHA, title=f"index {p + 1}" if count > 1 else "")
     panels[0].set_ylabel(_OVERLAP)
+    if failed.any():
+        panels[0].plot([], [], color=INK, label="not converged", **CROSS)
+    if len(tints) > _MOST_NAMES and len(parameters) == 1:
+        _colour_bar(list(panels), parameters[0], rows[parameters[0]].values, tints)
     drawing.legend(panels[0])
     return figure
+
+
+def _colour_bar(
+    panels: Sequence[Axes], name: str, values: np.ndarray, tints: Sequence[str]
+) -> None:
+    """The values of a parameter by the colours of their curves, beside the panels."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    norm = BoundaryNorm(np.arange(len(tints) + 1) - 0.5, len(tints))
+    bar = panels[0].figure.colorbar(ScalarMappable(norm, ListedColormap(tints)), ax=panels)
+    ticks = np.linspace(0, len(tints) - 1, 5).astype(int).tolist()
+    bar.set_label(name)
+    named = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in values[ticks]]
+    bar.set_ticks(ticks, labels=named)
+    bar.ax.minorticks_off()
