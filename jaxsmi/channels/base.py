@@ -163,7 +163,8 @@ def _posteriors_at(
     fields = omega + jnp.einsum("pq,nqm->npm", root, eta.reshape(count, P, M))
     statistic = jax.vmap(channel.observe)(fields, noise)
     # another stream than that of the points: inner nodes must not depend on them
-    return _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
+    key = jax.random.fold_in(key, 1)
+    return _respond_by_net(channel.averaging, statistic, omega, V, key, nets)
 
 
 def _points(
@@ -225,7 +226,8 @@ def weighted_posteriors(
     else:
         omega = jnp.repeat(omega, count, axis=0)
         statistic = channel.statistic(labels)
-        post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
+        averaging = channel._of_few if Q is None else channel.averaging
+        post = _respond_by_net(averaging, statistic, omega, V, jax.random.fold_in(key, 1), nets)
     # random nodes give sums of probabilities that are one on average only
     log_odds = post.log_partition.reshape(-1, count) if log_odds is None else log_odds
     weight = odds[:, None] * count * jax.nn.softmax(log_odds, axis=1)
@@ -239,9 +241,13 @@ def _of_computed(post: Posterior, weight: Array) -> Array:
 
 
 def _respond_by_net(
-    channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray, nets: int
+    averaging: AbstractChannel,
+    statistic: Array,
+    omega: Array,
+    V: Array,
+    key: PRNGKeyArray,
+    nets: int,
 ) -> Posterior:
-    averaging = channel.averaging
     if not averaging.random_nodes:
         # the first points of all nets first: a part of the batch is one of each net
         first = lambda x, rows: x.reshape(rows, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
@@ -411,6 +417,11 @@ class AbstractChannel(AbstractLabels):
         """Channel for averages over labels, which may need less accuracy of each posterior than
         message passing does."""
         return self
+
+    @property
+    def _of_few(self) -> AbstractChannel:
+        """Channel for averages over the posteriors of few labels at ω = 0, which may take long."""
+        return self.averaging
 
     def partial(self, share: Array) -> AbstractChannel:
         """Return the channel that computes the first `share` of a batch only (the others have

@@ -189,6 +189,14 @@ class IntegratedChannel(FibreChannel):
         return eqx.tree_at(lambda c: c.budget, self, budget)
 
     @property
+    def _of_few(self) -> IntegratedChannel:
+        """The same channel on the finest grids, moved at random, for one field."""
+        if self.open_variables < _RANDOM_FROM:
+            budget = dataclasses.replace(self.budget, random_grids=True)
+            return eqx.tree_at(lambda c: c.budget, self, budget)
+        return self.averaging
+
+    @property
     def outcomes(self) -> Array | None:
         """All labels of a user's law, if it has finitely many."""
         return self.labels.outcomes
