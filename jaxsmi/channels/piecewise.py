@@ -49,6 +49,8 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         flat: The slopes that are zero.
         noise: Δ. None: no noise.
         label_shape: (M,) of M tokens; (): one token, and labels are numbers.
+        flip: Of flat pieces at -1 and 1 without noise, p in (0, 1/2] of the opposite label. None:
+            no label is flipped.
         levels: Without noise and with flat pieces alone, the first piece of each label; else ().
     """
 
@@ -59,13 +61,14 @@ class PiecewiseLinearChannel(ClosedFormChannel):
     noise: Array | None = None
     label_shape: tuple[int, ...] = eqx.field(static=True, default=())
     levels: tuple[int, ...] = eqx.field(static=True, default=())
+    flip: Array | None = None
     indices: int = eqx.field(static=True, default=1, kw_only=True)
     tokens: int = eqx.field(static=True, default=1, kw_only=True)
 
     @property
     def noise_size(self) -> int:
-        """One normal per token if there is noise, else none."""
-        return 0 if self.noise is None else self.tokens
+        """One normal per token if there is noise, or if labels are flipped, else none."""
+        return 0 if self.flip is None and self.noise is None else self.tokens
 
     @property
     def outcomes(self) -> Array | None:
@@ -84,7 +87,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
     @property
     def noiseless(self) -> Array:
         """True if there is no noise: V may fall to zero."""
-        return jnp.asarray(True) if self.noise is None else self.noise == 0.0
+        return jnp.asarray(self.flip is None) if self.noise is None else self.noise == 0.0
 
     @property
     def sharp(self) -> Array:
@@ -131,7 +134,10 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         return (self.slopes[piece] * z + self.offsets[piece]).reshape(self.label_shape)
 
     def label(self, fields: Array, noise: Array) -> Array:
-        """Return link(z) + √Δ ξ."""
+        """Return link(z) + √Δ ξ, or -link(z) if Φ(ξ) < p."""
+        if self.flip is not None:
+            clean = self.link(fields)
+            return jnp.where(ndtr(noise.reshape(self.label_shape)) < self.flip, -clean, clean)
         if self.noise is None:
             return self.link(fields)
         return self.link(fields) + positive_root(self.noise) * noise.reshape(self.label_shape)
@@ -183,7 +189,14 @@ class PiecewiseLinearChannel(ClosedFormChannel):
 
     def log_partition(self, statistic: Array, omega: Array, V: Array) -> Array:
         """Return log Z_out."""
-        one = lambda y, w: self._of_token(y, w, V[0, 0])
+
+        def one(y: Array, w: Array) -> Array:
+            same = self._of_token(y, w, V[0, 0])
+            if self.flip is None:
+                return same
+            other = self._of_token(-y, w, V[0, 0])
+            return jnp.logaddexp(jnp.log1p(-self.flip) + same, jnp.log(self.flip) + other)
+
         return jnp.sum(jax.vmap(one)(statistic.reshape(-1), omega[0]))
 
     def _of_token(self, y: Array, w: Array, v: Array) -> Array:

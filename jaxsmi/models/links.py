@@ -12,8 +12,8 @@
 | logistic(beta) | ±1 with probability ς(βyz) | one-dimensional sum |
 | softmax(classes) | a unit vector, with probability softmax(z) | integrated |
 | poisson(size) | a count of mean e^{size z} | integrated |
-| piecewise_linear(slopes, offsets, knots, noise) | a_s z + b_s + √Δ ξ | closed form |
-| relu(noise, leak), hard_tanh(noise), absolute(noise), door(width) | pieces | closed form |
+| piecewise_linear(slopes, offsets, knots, noise, flip) | a_s z + b_s + √Δ ξ | closed form |
+| relu(noise, leak), hard_tanh(noise), absolute(noise), door(width, flip) | pieces | closed form |
 
 The law of a label is that of the channel; only links without a channel are written here.
 Source: [BKMMZ19; TDDZLK24; theory: multi-index, section 3].
@@ -442,6 +442,7 @@ def piecewise_linear(
     offsets: ArrayLike | Sequence[ArrayLike],
     knots: ArrayLike | Sequence[ArrayLike],
     noise: ArrayLike = 0.0,
+    flip: ArrayLike = 0.0,
     prior: Prior = None,
     name: str = "piecewise_linear",
 ) -> MultiIndex:
@@ -452,6 +453,8 @@ def piecewise_linear(
         offsets: b (S,).
         knots: Ends of the pieces (S - 1,), increasing.
         noise: Variance Δ >= 0. Default 0.
+        flip: Probability p in [0, 1/2] of the opposite label, of slopes 0 and offsets -1 and 1
+            without noise. Default 0.
         prior: Prior of the row of W. Default: iid N(0, 1).
         name: Name of the model. Default "piecewise_linear".
 
@@ -460,7 +463,7 @@ def piecewise_linear(
 
     Raises:
         ValueError: For arrays that do not fit, knots that do not increase, a link that is constant,
-            or Δ < 0.
+            Δ < 0, p outside [0, 1/2], or flips of other labels than -1 and 1.
 
     Example:
         >>> import jax, jaxsmi as smi
@@ -500,7 +503,11 @@ def piecewise_linear(
     few = noiseless and all(flat) and concrete(b)
     levels = tuple(np.unique(np.asarray(b), return_index=True)[1].tolist()) if few else ()
     variance = None if noiseless else variance
-    channel = PiecewiseLinearChannel(a, b, k, flat, variance, levels=levels)
+    p = validate.number("flip", flip, _FLIP)
+    signs = few and set(np.asarray(b).tolist()) == {-1.0, 1.0}
+    check(is_zero(flip) or signs, "flip", flip, "0, unless slopes are 0, offsets -1 and 1, noise 0")
+    flipped = _unless_zero(flip, p)
+    channel = PiecewiseLinearChannel(a, b, k, flat, variance, levels=levels, flip=flipped)
     return _model(channel, prior, validate.instance("name", name, str, "a word"))
 
 
@@ -524,7 +531,7 @@ def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> 
         'relu'
     """
     validate.number("leak", leak, FINITE)
-    return piecewise_linear([leak, 1.0], [0.0, 0.0], [0.0], noise, prior, "relu")
+    return piecewise_linear([leak, 1.0], [0.0, 0.0], [0.0], noise, 0.0, prior, "relu")
 
 
 def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
@@ -545,7 +552,7 @@ def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
         >>> smi.links.hard_tanh().name
         'hard_tanh'
     """
-    return piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1], noise, prior, "hard_tanh")
+    return piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1], noise, 0.0, prior, "hard_tanh")
 
 
 def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
@@ -566,21 +573,22 @@ def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
         >>> smi.links.absolute(0.1).symmetry[0].kind
         'sign'
     """
-    return piecewise_linear([-1, 1], [0, 0], [0], noise, prior, "absolute")
+    return piecewise_linear([-1, 1], [0, 0], [0], noise, 0.0, prior, "absolute")
 
 
-def door(width: ArrayLike = HALF_WIDTH, prior: Prior = None) -> MultiIndex:
+def door(width: ArrayLike = HALF_WIDTH, flip: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     """The symmetric door, y = sign(|z| - width): pieces as of `piecewise_linear`.
 
     Args:
         width: A number > 0. Default: half of all labels are 1.
+        flip: Probability p in [0, 1/2] of the opposite label. Default 0.
         prior: Prior of the row of W. Default: iid N(0, 1).
 
     Returns:
         A `MultiIndex` model.
 
     Raises:
-        ValueError: For a width that is not positive.
+        ValueError: For a width that is not positive, or p outside [0, 1/2].
 
     Example:
         >>> import jaxsmi as smi
@@ -588,7 +596,7 @@ def door(width: ArrayLike = HALF_WIDTH, prior: Prior = None) -> MultiIndex:
         'door'
     """
     half = validate.number("width", width, POSITIVE)
-    return piecewise_linear([0, 0, 0], [1, -1, 1], [-half, half], 0.0, prior, "door")
+    return piecewise_linear([0, 0, 0], [1, -1, 1], [-half, half], 0.0, flip, prior, "door")
 
 
 # Named functions, not lambdas: two models of the same link are then one program, compiled once.

@@ -171,7 +171,7 @@ case(smi.Tokens, {"encoding": [[1.0], [0.5]]})
 for link in ("absolute", "hard_tanh", "linear", "phase_retrieval", "relu", "logistic",
              "square_plus_sign_parity"):  # fmt: skip
     case(getattr(smi.links, link), {})
-case(smi.links.door, {}, width="positive")
+case(smi.links.door, {}, width="positive", flip="fraction")
 case(smi.links.poisson, {}, size="positive")
 case(smi.links.product, {}, k="count")
 case(smi.links.sign, {}, noise="non-negative or inf", flip="fraction")

@@ -209,6 +209,7 @@ MODELS = [
     (r"squared: got Rademacher\(\)", lambda: smi.links.phase_retrieval(Rademacher())),
     ("flip", lambda: smi.links.sign(flip=0.6)),
     ("flip", lambda: smi.links.sign_committee(3, flip=0.6)),
+    ("flip: .*slopes are 0", lambda: smi.links.piecewise_linear([0, 1], [-1, 1], [0], flip=0.1)),
     ("flip: got 0.1; allowed: 0 for labels with", lambda: flipped(3, noise=0.1)),
     ("flip: got 0.1; allowed: 0 for labels with", lambda: flipped(5)),
     (r"inputs: .*an array of shape \(N, 1, 5\)", lambda: LINEAR.predict(WIDE[:1], np.ones((4, 6)))),
