@@ -367,7 +367,7 @@ class NoInference(AbstractChannel):
     remedy: str = eqx.field(
         static=True,
         default="the same link with noise > 0, a log_likelihood=, smi.links.piecewise_linear for "
-        "steps and kinks of one field, or a model with its own channel (smi.links, "
+        "kinks and, with slopes 0, steps of one field, or a model with its own channel (smi.links, "
         "smi.DeepAttention)",
     )
     budget: Budget | None = None

@@ -329,6 +329,9 @@ def call_user_function(
         if isinstance(failure, ValueError) and "; allowed: " in str(failure):
             raise
         reason = f"one that fails ({type(failure).__name__}: {failure})"
+        if isinstance(failure, jax.errors.TracerArrayConversionError):
+            reason = "one that calls NumPy"
+            allowed += f": use jnp instead of np in `{name}`"
         raise ValueError(f"{name}: got {reason}; allowed: {allowed}.") from failure
 
 

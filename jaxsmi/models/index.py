@@ -395,8 +395,9 @@ class MultiIndex(IndexModel):
             P = validate.count("indices", indices)
             M = validate.count("tokens", 1 if tokens is None else tokens)
             # few labels have a mean for given fields: a link like any other
+            argument = "link"
             if link is None and labels.outcomes is not None:
-                link = labels.mean
+                link, argument = labels.mean, "log_likelihood"
                 name = name or _name_of(log_likelihood, "p(y|z)")
             words = "E[y|z] beside a log_likelihood= without outcomes="
             link = validate.function("link", link, f"a JAX function ({words}), or a channel=")
@@ -405,7 +406,7 @@ class MultiIndex(IndexModel):
             # NumPy: inside jit an array of JAX would be traced, and an index out of range no error
             fields = np.zeros((P, M))
             arguments = f"an array of shape {fields.shape}"
-            output_shape("link", law, arguments, fields, called=self.name)
+            output_shape(argument, law, arguments, fields, called=self.name)
             check_closure("link", law, fields)
             variance = validate.number("noise", noise, VARIANCE)
             allowed = "0 beside a log_likelihood=, which already has the noise of the labels"

@@ -178,10 +178,10 @@ case(smi.links.sign, {}, noise="non-negative or inf", flip="fraction")
 case(smi.links.sign_product, {}, k="count")
 case(smi.links.sign_committee, {"k": 3}, k="count", vote="choice", flip="fraction")
 case(smi.links.softmax, {}, classes="count")
-PIECES = {"slopes": [0.0, 1.0], "offsets": [0.0, 0.0], "knots": [0.0]}
+PIECES = {"slopes": [0.0, 0.0], "offsets": [-1.0, 1.0], "knots": [0.0]}
 case(
     smi.links.piecewise_linear, PIECES, {"slopes": ("offsets",)},
-    slopes="array", offsets="array", knots="array",
+    slopes="array", offsets="array", knots="array", flip="fraction",
 )  # fmt: skip
 # a teacher: directions are looked at beside it, and it would be drawn first
 for model, given in ((LINEAR, {"teacher": TEACHER}), (SCORES, {})):

@@ -231,6 +231,11 @@ MODELS = [
     ("max_nodes", lambda: multi(noise=0.1, max_nodes=100)),
     ("log_likelihood", lambda: smi.MultiIndex(channel=SIGN.channel, log_likelihood=min)),
     ("noise", lambda: multi(log_likelihood=min, noise=0.3)),
+    ("link: .*use jnp instead of np in `link`", lambda: multi(lambda z: np.sin(z[0, 0]))),
+    (
+        "log_likelihood: .*use jnp instead of np",
+        lambda: law(outcomes=[-1.0, 1.0], log_likelihood=lambda y, z: np.exp(z[0, 0])),
+    ),
     ("link", lambda: multi(lambda z: z @ jnp.ones(3))),
     # JAX would read the last index there is
     (r"link: .*index 2 is out of bounds", lambda: multi(lambda z: jnp.abs(z[2, 0]), 2, noise=0.1)),
