@@ -372,7 +372,9 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         code, errors = judged(run, self.learner, answers, stability, bars, vars(x))
         size = jnp.maximum(jnp.max(jnp.abs(x.overlap)), jnp.max(jnp.abs(x.covariance)))
         bound = jnp.where(code == Result.MAX_STEPS, _UNBOUNDED, _INFINITE)
-        unbounded = jnp.all(self.learner.ridge == 0.0) & (size > bound)
+        # at the interpolation threshold the steps stop where nothing is known of Q
+        lost = (code == Result.SUCCESS) & (jnp.max(errors["overlap"]) > size)
+        unbounded = jnp.all(self.learner.ridge == 0.0) & ((size > bound) | lost)
         unbounded &= self.learner.penalty is not None  # a posterior is bounded by its prior
         code = jnp.where(unbounded, Result.DIVERGED, code)
         if self.learner.penalty is None:
