@@ -295,6 +295,22 @@ def test_runs_of_a_learner_are_markers_in_the_colour_of_its_theory(ax):
     assert len(ax.collections) == 2  # bands of theory
 
 
+def test_methods_have_markers_of_their_own_and_learners_colours(ax):
+    runs = [synthetic.solution("gamp", alpha=0.5)]
+    curves = [synthetic.curve(), runs, runs] * 2
+    plotting.risk_against_alpha(curves, ["a", "a 1", "a 2", "b", "b 1", "b 2"], ax)
+    handles, names = ax.get_legend_handles_labels()
+    lines = [getattr(handle, "lines", [handle])[0] for handle in handles]
+    look = {name: (x.get_color(), x.get_marker()) for name, x in zip(names, lines, strict=True)}
+    assert len({look[f"{learner} {method}"] for learner in "ab" for method in "12"}) == 4
+    for learner in "ab":
+        assert look[f"{learner} 1"][0] == look[f"{learner} 2"][0] == look[learner][0]
+    for method in "12":
+        assert look[f"a {method}"][1] == look[f"b {method}"][1]
+    with pytest.raises(ValueError, match=r"labels: .*6 of them, one for each of the curves, runs"):
+        plotting.risk_against_alpha(curves, ["a", "b"], ax)
+
+
 def test_a_sweep_has_error_bands():
     """By the spread of several seeds, of one seed by its solution; points at which a seed did not
     converge are crosses."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -432,13 +433,14 @@ def risk_against_alpha(
 ) -> Axes:
     """Draw an error of several learners against α: theory as lines with bands of two standard
     errors, crosses where no fixed point was reached and open circles where it is unstable; runs as
-    markers in the colour of the curve before them, of several runs at one α their mean, with a bar
-    of two of its standard errors. Runs without a teacher have no error: give `values`.
+    markers in the colour of the curve before them (each method with its own marker, if a curve has
+    several), of several runs at one α their mean, with a bar of two of its standard errors. Runs
+    without a teacher have no error: give `values`.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; after
             each, if there are some, its runs on data (`gamp`, `train`).
-        labels: Names of the curves.
+        labels: Names, one for each of `curves`, runs included.
         ax: Axes to draw in. Default None: new ones.
         quantity: "error" (the mean squared error), "test_loss", "train_loss" or "energy"; with
             `values` their name on the axis. Default "error".
@@ -458,7 +460,8 @@ def risk_against_alpha(
     one = hasattr(curves, "overlap")  # a curve or a solution
     check(not one, "curves", "one curve", "a list with one curve for each learner, as [curve]")
     check(len(curves) > 0, "curves", "none", "at least one")
-    check(len(curves) == len(labels), "labels", labels, f"{len(curves)} of them")
+    allowed = f"{len(curves)} of them, one for each of the curves, runs included"
+    check(len(curves) == len(labels), "labels", labels, allowed)
     curves = [[curve] if isinstance(curve, Solution) else list(curve) for curve in curves]
     if values is None:
         points = [x for c in curves for x in c]
@@ -473,10 +476,11 @@ def risk_against_alpha(
     sizes = [(len(curve),) for curve in curves]
     shapes = [np.shape(np.atleast_1d(estimate.value)) for estimate in values]
     check(shapes == sizes, "values", f"numbers of shapes {shapes}", f"those of shapes {sizes}")
-    ax, k = drawing.axes_or_new(ax), -1
-    for solutions, estimate, label in zip(curves, values, labels, strict=True):
-        theory = all(x.kind in _THEORY for x in solutions)
-        k = max(k + theory, 0)
+    theories = [all(x.kind in _THEORY for x in solutions) for solutions in curves]
+    methods = any(not (one or other) for one, other in pairwise(theories))
+    ax, k, method = drawing.axes_or_new(ax), -1, -1
+    for solutions, estimate, label, theory in zip(curves, values, labels, theories, strict=True):
+        k, method = max(k + theory, 0), -1 if theory else method + 1
         order = np.argsort([float(x.alpha) for x in solutions])
         curve = [solutions[n] for n in order]
         alpha = np.array([float(x.alpha) for x in curve])
@@ -486,7 +490,8 @@ def risk_against_alpha(
             _theory(ax, curve, points, 2.0, line(k) | {"color": colour(k), "label": label})
         else:
             _mark(ax, curve, points, colour(k))
-            _means(ax, points, 2.0, markers(k) | {"label": label})
+            shape = method if methods else None
+            _means(ax, points, 2.0, markers(k, shape) | {"label": label})
     columns = min(len(curves), 3)
     words = "mean squared error" if quantity == "error" else quantity.replace("_", " ")
     return _finish(ax, columns, xlabel=_ALPHA, ylabel=words)
