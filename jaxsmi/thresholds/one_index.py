@@ -121,7 +121,7 @@ def _slopes(
     )
 
 
-class Curve:
+class FixedPointCurve:
     """The curve of fixed points, on the host.
 
     Args:

@@ -32,7 +32,7 @@ from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, branch_end
-from jaxsmi.thresholds.one_index import SCAN, Curve, Sizes
+from jaxsmi.thresholds.one_index import SCAN, FixedPointCurve, Sizes
 from jaxsmi.thresholds.weak import check_model
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ def _of_one_index(
     still = frozen(model)
     recovers = bool(OverlapMap(still, jnp.ones(()), *sizes).recovers)
     with Bar(SCAN, "first-order transition", progress) as bar:
-        curve = Curve(still, sizes, grid[-1], recovers, bar.update)
+        curve = FixedPointCurve(still, sizes, grid[-1], recovers, bar.update)
         traits = model.prior.traits
         finite = traits.continuous or traits.discrete or curve.recovery > grid[-1]
         check(finite, "model", model.prior, _PRIORS.format(curve.recovery))
