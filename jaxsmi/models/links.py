@@ -531,7 +531,7 @@ def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> 
         'relu'
     """
     validate.number("leak", leak, FINITE)
-    return piecewise_linear([leak, 1.0], [0.0, 0.0], [0.0], noise, 0.0, prior, "relu")
+    return piecewise_linear([leak, 1.0], [0.0, 0.0], [0.0], noise, prior=prior, name="relu")
 
 
 def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
@@ -552,7 +552,7 @@ def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
         >>> smi.links.hard_tanh().name
         'hard_tanh'
     """
-    return piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1], noise, 0.0, prior, "hard_tanh")
+    return piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1], noise, prior=prior, name="hard_tanh")
 
 
 def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
@@ -573,7 +573,7 @@ def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
         >>> smi.links.absolute(0.1).symmetry[0].kind
         'sign'
     """
-    return piecewise_linear([-1, 1], [0, 0], [0], noise, 0.0, prior, "absolute")
+    return piecewise_linear([-1, 1], [0, 0], [0], noise, prior=prior, name="absolute")
 
 
 def door(width: ArrayLike = HALF_WIDTH, flip: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
@@ -596,7 +596,9 @@ def door(width: ArrayLike = HALF_WIDTH, flip: ArrayLike = 0.0, prior: Prior = No
         'door'
     """
     half = validate.number("width", width, POSITIVE)
-    return piecewise_linear([0, 0, 0], [1, -1, 1], [-half, half], 0.0, flip, prior, "door")
+    return piecewise_linear(
+        [0, 0, 0], [1, -1, 1], [-half, half], flip=flip, prior=prior, name="door"
+    )
 
 
 # Named functions, not lambdas: two models of the same link are then one program, compiled once.

@@ -31,7 +31,8 @@ from jaxsmi.models.base import AbstractModel, regular_along
 from jaxsmi.numerics import fixed_point, roots
 from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, standard_error
 
-_SMALLEST_Q, _SMALLEST_V = 1e-6, 1e-7  # relative to S, at the ends of the curve
+# relative to S, at the ends of the curve: α is off by about Q/S at the first, √(V/S) at the other
+_SMALLEST_Q, _SMALLEST_V = 1e-6, 1e-7
 # V/S that stands for Q = S in L, from which that of signs is off by √V
 _PERFECT_V = 1e-14
 SCAN = 96  # points of the curve: four in an e-fold of Q̂ under a Gaussian prior
@@ -47,8 +48,7 @@ _ROUNDING = 256.0  # of α, times that of its numbers
 # α diverges for Q → 0 where the first point of the curve exceeds the second by this factor
 _DIVERGES = 1.05
 
-
-_Ends = tuple[Threshold, Threshold, Threshold]  # algorithmic, information-theoretic, spinodal
+Ends = tuple[Threshold, Threshold, Threshold]  # algorithmic, information-theoretic, spinodal
 
 
 class _Points(NamedTuple):
@@ -64,12 +64,12 @@ class _Points(NamedTuple):
 
     @property
     def alpha(self) -> np.ndarray:
-        """α (n,) by the mean of the nets."""
+        """α (n,) by the mean over nets."""
         return np.exp(self.x) / np.mean(self.response, axis=1)
 
     @property
     def replicas(self) -> np.ndarray:
-        """α (n, R) by each net."""
+        """α (n, R) of each net."""
         return np.exp(self.x)[:, None] / self.response
 
 
@@ -262,7 +262,7 @@ class FixedPointCurve:
         Qhat = jnp.exp(x)[:, None, None] * jnp.ones((1, 1))
         return jax.vmap(self.model.prior.overlap)(Qhat)
 
-    def thresholds(self, model: AbstractModel) -> _Ends | None:
+    def thresholds(self, model: AbstractModel) -> Ends | None:
         """The algorithmic, information-theoretic and spinodal thresholds, with derivatives in the
         numbers of the model; None without a transition."""
         jump = self.jump()

@@ -32,7 +32,7 @@ from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.fixed_point import not_differentiable
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, branch_end
-from jaxsmi.thresholds.one_index import SCAN, FixedPointCurve, Sizes
+from jaxsmi.thresholds.one_index import SCAN, Ends, FixedPointCurve, Sizes
 from jaxsmi.thresholds.weak import check_model
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ _PRIORS = (
     "a Gaussian prior or one of points, as smi.priors.Rademacher(): recovery is perfect at α = "
     "{:.4g} (the free entropy of others diverges, or is not known to be finite)"
 )
-
-_Ends = tuple[Threshold, Threshold, Threshold]  # algorithmic, information-theoretic, spinodal
 
 
 class Branches(NamedTuple):
@@ -428,8 +426,8 @@ def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: 
 
 
 def _with_points(
-    hysteresis: _Hysteresis, grid: np.ndarray, both: Branches, ends: _Ends, key: PRNGKeyArray
-) -> tuple[np.ndarray, Branches, _Ends]:
+    hysteresis: _Hysteresis, grid: np.ndarray, both: Branches, ends: Ends, key: PRNGKeyArray
+) -> tuple[np.ndarray, Branches, Ends]:
     """The grid and its branches with α beside the ends of the branches and that of equal Φ, where
     the branches differ, and the thresholds with the overlap there."""
     done = []
@@ -455,7 +453,7 @@ def _thresholds(
     keys: PRNGKeyArray,
     diverges: bool,
     bar: Bar,
-) -> _Ends:
+) -> Ends:
     """The algorithmic, information-theoretic and spinodal thresholds with their error bars, from
     the branches on the grid; `diverges`: Φ of the informed branch does."""
     inside = np.flatnonzero(np.asarray(both.distinct))

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
-# codes of theory at a fixed point
+# codes of points of a sweep, of runs too, that lines join
 _ENDED = [int(code) for code in (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED)]
+# codes of theory at a fixed point
 _REACHED = (Result.SUCCESS, Result.RECOVERED, Result.UNSTABLE)
 _THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others are runs
 _WORDS = {"gamp": "GAMP", "train": "training"}
