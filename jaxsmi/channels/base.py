@@ -36,7 +36,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.jumps import continuous
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, symmetric
+from jaxsmi.core.arrays import clamp_to_tiny, concrete, symmetric, theory_dtype
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.fixed_point import numbers_of
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd
@@ -168,14 +168,19 @@ def _posteriors_at(
 
 
 def _points(
-    key: PRNGKeyArray, points: int, nets: int, variables: int, smooth: bool
+    key: PRNGKeyArray,
+    points: int,
+    nets: int,
+    variables: int,
+    smooth: bool = False,
+    centres: Array | None = None,
 ) -> tuple[Array, Array]:
     """Standard normals (n, variables) and weights (n,) of mean one, net by net, for averages over
-    labels at ω = 0 (`smooth`), or over ω."""
+    labels at ω = 0 (`smooth`), or over one ω of few labels, dense about `centres`."""
     if smooth and variables <= 2:
         rule = gaussian_points(key, points, nets, variables, _FEWEST_SMOOTH)
-    elif variables == 1 and points >= FEWEST_FINE:
-        rule = fine_points(key, points, nets)
+    elif centres is not None and variables == 1 and points >= FEWEST_FINE * len(centres):
+        rule = fine_points(key, points, nets, centres)
     else:
         position = randomised_gaussians(key, points, nets, variables)
         rule = Points(position, jnp.full(position.shape[:2], 1.0 / points, position.dtype))
@@ -212,7 +217,8 @@ def weighted_posteriors(
     P, M = channel.indices, channel.tokens
     size = 0 if noisy is None else channel.noise_size
     points = points if size or Q is not None else 1
-    normals, odds = _points(key, points, nets, P * M + size, False)
+    centres = None if Q is None else channel._edges / jnp.sqrt(clamp_to_tiny(Q[0, 0]))
+    normals, odds = _points(key, points, nets, P * M + size, centres=centres)
     omega = _means(Q, normals[:, : P * M], (points * nets, P, M))
     if noisy is not None:
         labels, log_odds = noisy.levels_of(omega, V, normals[:, P * M :])
@@ -353,6 +359,12 @@ class AbstractLabels(eqx.Module):
         """True if V may fall to 0: labels have no noise, or their probability jumps with the
         fields, as that of a flipped sign does."""
         return self.noiseless
+
+    @property
+    def _edges(self) -> Array:
+        """Fields (K,) of one index and token next to which the probability of a label may jump, K a
+        power of two; by default 0 alone."""
+        return jnp.zeros(1, theory_dtype())
 
     @property
     def drawable(self) -> bool:

@@ -23,6 +23,7 @@ from jaxsmi.numerics.fixed_point import numbers_of
 
 _LINES = 16  # random lines through the fields
 _INTERVALS = 128  # intervals on each line
+_REACH = 8.3  # of the one line through one field: a Gaussian has 1e-16 of its mass outside
 
 # a gradient that changes by this share of its range within _TURN_HALVINGS halvings (some 0.005 of a
 # field) is as bad as a kink: tanh(13 z), sin(20 z)
@@ -98,6 +99,9 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
     halvings = 44 if dtype == jnp.float64 else 18
     # lines twice as long as fields: jumps in the tails count as well
     ends = np.random.default_rng(0).standard_normal((2, _LINES, indices, tokens)) * 2.0
+    lines, intervals = _LINES, _INTERVALS
+    if indices * tokens == 1:  # one line holds all fields
+        ends, lines, intervals = _REACH * np.array([[[[-1.0]]], [[[1.0]]]]), 1, _LINES * _INTERVALS
     first, last = (jnp.asarray(end, dtype) for end in ends)
 
     def labels_of(law: Callable[[Array], Array], t: Array) -> Array:
@@ -120,12 +124,25 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
         at_low, at_high = jnp.where(lower, at_low, between), jnp.where(lower, between, at_high)
         return low, high, at_low, at_high, early
 
-    grid = jnp.tile(jnp.linspace(0.0, 1.0, _INTERVALS + 1, dtype=dtype), (_LINES, 1))
+    grid = jnp.tile(jnp.linspace(0.0, 1.0, intervals + 1, dtype=dtype), (lines, 1))
     labels = labels_of(law, grid)
     start = (grid[:, :-1], grid[:, 1:], labels[:, :-1], labels[:, 1:], jnp.zeros((), labels.dtype))
     low, high, at_low, at_high, early = lax.fori_loop(0, halvings, halve, start)
     scale = jnp.max(labels) - jnp.min(labels)
     return _Changes(early, change(at_low, at_high), scale, labels_of, (low, high))
+
+
+def places(law: Callable[[Array], Array], count: int) -> Array:
+    """Return the jumps (count,) of a label of one field that are next to 0, again and again if they
+    are fewer; 0 without a jump.
+
+    Cost: that of `continuous`.
+    """
+    changes = _changes(law, 1, 1)
+    jumps, share = changes.jumps[0], changes.ends[0][0]
+    field = jnp.where(jumps, _REACH * (2.0 * share - 1.0), 0.0)
+    nearest = field[jnp.argsort(jnp.where(jumps, jnp.abs(field), jnp.inf))]
+    return nearest[jnp.arange(count) % jnp.clip(jnp.sum(jumps), 1, count)]
 
 
 def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:

@@ -30,7 +30,7 @@ from jaxsmi.channels.base import (
     check_outcomes,
 )
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
-from jaxsmi.channels.jumps import continuous, kinked, steady
+from jaxsmi.channels.jumps import continuous, kinked, places, steady
 from jaxsmi.core.arrays import concrete, positive_root
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.refining import Budget, Integral, level_for_width
@@ -54,6 +54,7 @@ _JUMP_WIDTH = 5.2e-4
 _CHECK_DRAWS = 14400
 _CHECK_LENGTHS = 2.0 ** -np.arange(-1, 10, 2)
 _CHECK_BARS, _CHECK_GAP = 6.0, 0.01
+_EDGES = 8  # jumps of p(y|z) about which points are dense, a power of two
 _SEED_AXES = 8  # a grid of eight points an axis would have 8^8 points
 
 
@@ -218,6 +219,13 @@ class IntegratedChannel(FibreChannel):
         """True if the gradient of p(y|z) jumps with z, likewise."""
         law = self._as_smooth
         return jnp.asarray(True) if law is None else kinked(law, self.indices, self.tokens)
+
+    @property
+    def _edges(self) -> Array:
+        """The jumps next to 0 of p(y|z) of finitely many labels, found by the same search."""
+        if self.outcomes is None or self.indices * self.tokens > 1:
+            return super()._edges
+        return places(self.labels.odds, _EDGES)
 
     @property
     def pathwise(self) -> Array:

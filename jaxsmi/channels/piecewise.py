@@ -12,6 +12,8 @@ Gaussian density and distribution function [theory: multi-index, Eqs. (32), (33)
 
 from __future__ import annotations
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -117,6 +119,14 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         # both pieces at a knot end there
         others = steep & (place != place[:-1, None]) & (place != place[1:, None])
         return jnp.any(inside & others & (steep[:-1] | steep[1:])[:, None])
+
+    @property
+    def _edges(self) -> Array:
+        """The knots."""
+        count = len(self.flat) - 1
+        if count == 0:
+            return super()._edges
+        return self.knots[np.arange(2 ** math.ceil(math.log2(count))) % count]
 
     @property
     def regular(self) -> tuple[bool | Array, list[bool | Array]]:

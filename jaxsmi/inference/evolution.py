@@ -309,8 +309,6 @@ def free_entropy(
 
     Returns:
         An `Estimate` (value, stderr). At a fixed point the error of Q̂ enters to second order only.
-        Labels that jump at z ≠ 0, as of a door, are seen by points within √V of the jump: next to Q
-        = S, from V = 1e-6 on with the default points, Φ and its error are wrong there.
         Matrix models, whose functions have closed forms, have no statistical error.
 
     Raises:

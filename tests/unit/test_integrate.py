@@ -223,15 +223,22 @@ def test_direction_numbers_are_those_of_scipy():
         assert np.array_equal(direction_numbers(dimension), expected[:dimension])
 
 
-@pytest.mark.parametrize(("width", "samples"), [(1.0, 64), (1e-2, 256), (1e-3, 2048)])
-def test_fine_points_resolve_what_is_narrow_around_zero(width, samples):
-    """E exp(-t²/2w²) = w/√(1 + w²); half of the points are a rule, too."""
-    points, weight = fine_points(KEY, samples, 8)
-    value = np.exp(-0.5 * (np.asarray(points)[..., 0] / width) ** 2)
-    exact = width / np.sqrt(1.0 + width**2)
-    np.testing.assert_allclose(np.sum(weight * value, 1), exact, rtol=1e-8)  # e^{-2π²w²/h²}
-    first, half = value[:, : samples // 2], np.asarray(weight)[:, : samples // 2]
-    np.testing.assert_allclose(2.0 * np.sum(half * first, 1), exact, rtol=1e-3)
+@pytest.mark.parametrize("centres", [(0.0,), (0.7, -0.7), (0.3, 0.5, 40.0, 0.3)])
+@pytest.mark.parametrize(("width", "samples"), [(1.0, 512), (1e-2, 1024), (1e-5, 2048)])
+def test_fine_points_resolve_what_is_narrow_around_a_centre(width, samples, centres):
+    """E exp(-(t - c)²/2w²) = w/√(1 + w²) exp(-c²/2(1 + w²)) at each centre; half of the points are
+    a rule, too, and centres out of reach of the Gaussian do no harm."""
+    points, weight = fine_points(KEY, samples, 8, jnp.asarray(centres))
+    weight, variance = np.asarray(weight), 1.0 + width**2
+    value = sum(
+        np.exp(0.5 * c**2 / variance - 0.5 * ((np.asarray(points)[..., 0] - c) / width) ** 2)
+        for c in centres[:2]
+    )
+    exact = min(len(centres), 2) * width / np.sqrt(variance)
+    # the step of s is 30 K/n: e^{-2π²w²/h²} for h = wds, and poles of the shares
+    np.testing.assert_allclose(np.sum(weight * value, 1), exact, rtol=1e-5)
+    first, half = value[:, : samples // 2], weight[:, : samples // 2]
+    np.testing.assert_allclose(2.0 * np.sum(half * first, 1), exact, rtol=1e-2)
 
 
 @pytest.mark.slow

@@ -147,6 +147,32 @@ def test_weak_recovery_of_the_door_is_its_closed_form(flip):
     assert float(found.alpha) == pytest.approx(exact, abs=1e-9)
 
 
+def door_by_its_probabilities(flip, width=DOOR):
+    """The door as a law of one's own, whose jumps are not known."""
+    one = lambda z: jnp.where(jnp.abs(z[0, 0]) < width, 1 - flip, flip)
+    law = lambda y, z: jnp.log(jnp.where(y > 0, one(z), 1 - one(z)))
+    return smi.MultiIndex(None, indices=1, log_likelihood=law, outcomes=[-1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "make", slow_but([smi.links.door, door_by_its_probabilities], smi.links.door)
+)
+def test_points_see_the_jumps_of_the_door_next_to_perfect_recovery(make):
+    """E log Z_out + h(p) = -2 √V φ(κ) ∫ du {h[p + (1 - 2p) Φ(u)] - h(p)} for V → 0."""
+    h = lambda p: -p * np.log(p) - (1 - p) * np.log(1 - p)
+    flip, V = 0.03, 1e-9
+    excess = lambda u: h(flip + (1 - 2 * flip) * norm.cdf(u)) - h(flip)
+    expected = -2.0 * V**0.5 * norm.pdf(DOOR) * quad(excess, -9, 9)[0]
+    overlap = jnp.array([[1.0 - V]]), jnp.array([[V]])
+    channel = (make(DOOR, flip=flip) if make is smi.links.door else make(flip)).channel
+    got = channel.response(*overlap, key=KEY, points=2048, nets=8, tangents=False)
+    found = got.log_partition + h(flip)
+    # of the expansion: V; of the integrals inside the posterior of a law: 1e-5
+    np.testing.assert_allclose(
+        np.mean(found), expected, rtol=1e-3 if make is not smi.links.door else 1e-6
+    )
+
+
 @pytest.mark.slow
 def test_the_door_ends_where_its_quadrature_does():
     """Drawn labels would jump back and forth at the end: labels are summed over."""
