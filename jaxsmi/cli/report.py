@@ -59,6 +59,7 @@ class Report:
         stored: Makes what the netCDF file holds. Default None: no files.
         draw: Draws into a figure. Default None: no figure.
         problem: A sentence that says which part of the work failed. Default "": none.
+        appendix: After the text in the file, too long for a screen. Default "": none.
     """
 
     data: dict[str, Any]
@@ -66,6 +67,7 @@ class Report:
     stored: Callable[[], Storable] | None = None
     draw: Callable[[Figure], object] | None = None
     problem: str = ""
+    appendix: str = ""
 
 
 def set_up(words: CommandLine) -> None:
@@ -196,7 +198,7 @@ def _write(words: CommandLine, done: Report, about: Mapping[str, Any]) -> list[p
     assert done.stored is not None
     storage.save(done.stored(), arrays, **about)
     with atomic_write(lines) as temporary:
-        temporary.write_text(done.text + "\n", encoding="utf-8")
+        temporary.write_text(f"{done.text}\n{done.appendix}", encoding="utf-8")
     if done.draw is None or not _draws():
         return [arrays, lines]
     canvas = plotting.canvas(height=2.7)
@@ -315,18 +317,21 @@ def _draw_against(
     """Draw overlaps or thresholds against a flag, with bars of two standard errors."""
     axes = figure.subplots()
     labels = [label for label in rows[0] if label != "error"]
-    for label in labels:
+    for k, label in enumerate(labels):
         estimates, errors = np.array([row[label] for row in rows], float).T
-        if np.any(np.isfinite(estimates)):
-            shown = label.partition(" of ")[2] or label
-            axes.errorbar(values, estimates, 2.0 * errors, marker=".", label=shown)
+        missing = int(np.sum(~np.isfinite(estimates)))
+        shown = label.partition(" of ")[2] or label
+        shown += f" (not in range at {missing} of {len(values)})" * (missing > 0)
+        look: dict[str, Any] = drawing.markers(k) | {"linestyle": "-"}
+        axes.errorbar(values, estimates, 2.0 * np.nan_to_num(errors), label=shown, **look)
+    axes.update_datalim(np.transpose([values, values]), updatey=False)  # also where nothing is
     what = labels[0].partition(" of ")[0] if "error" in rows[0] else r"threshold $\alpha$"
     axes.set(xlabel=name.replace("_", " "), ylabel=what)
     if min(values) > 0.0 and max(values) > 30.0 * min(values):  # as of a ridge 0.01, 0.1, 1
         axes.set_xscale("log")
     if "error" not in rows[0]:
-        axes.set_ylim(bottom=0.0)
-    if len(labels) > 1:
+        drawing.from_zero(axes)
+    if len(labels) > 1 or not np.all(np.isfinite([row[labels[0]][0] for row in rows])):
         drawing.legend_above(axes, 2)
 
 

@@ -195,7 +195,7 @@ def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
 _MOST_ROWS = 24  # of a printed table: a screen
 
 
-def _overlaps(results: xarray.Dataset) -> str:
+def _overlaps(results: xarray.Dataset) -> list[str]:
     """A table of overlaps, the means over seeds, one row a point."""
     axes = [*map(str, results.overlap.dims[:-4]), "alpha"]
     mean = results.overlap.mean("seed", skipna=False)
@@ -203,14 +203,13 @@ def _overlaps(results: xarray.Dataset) -> str:
     Q, errors = (np.einsum("...pp->...p", x.values) for x in (mean, error))  # (.., alpha, P)
     codes, P = results.result.values, Q.shape[-1]
     rows = [[*axes, *(["overlap"] if P == 1 else [f"overlap {p + 1}" for p in range(P)]), "result"]]
-    for point in list(np.ndindex(Q.shape[:-1]))[:_MOST_ROWS]:
+    for point in np.ndindex(Q.shape[:-1]):
         place = [results[name].values[k] for name, k in zip(axes, point, strict=True)]
         shown = [number(x) if isinstance(x, (int, float)) else str(x) for x in place]
         pairs = zip(Q[point], errors[point], strict=True)
         ended = counts(codes[(*point[:-1], slice(None), point[-1])])
         rows.append([*shown, *starmap(format_estimate, pairs), ended])
-    hidden = Q[..., 0].size - _MOST_ROWS
-    return "\n".join([*table(rows), *([f".. and {hidden} points more"] if hidden > 0 else [])])
+    return table(rows)
 
 
 def _of_sweep(results: xarray.Dataset, rows: int, missed: str) -> Report:
@@ -218,13 +217,17 @@ def _of_sweep(results: xarray.Dataset, rows: int, missed: str) -> Report:
     failures = [word for word in results.message.values.flat if word]
     messages = [*([missed] if missed else []), *dict.fromkeys(failures)]
     sizes = [f"{name} {n}" for name, n in results.sizes.items() if name != "index_"]
-    text = [f"{rows} rows, {', '.join(sizes)}.", f"Results: {counts(codes)}.", _overlaps(results)]
+    lines, appendix = _overlaps(results), ""
+    if (hidden := len(lines) - 1 - _MOST_ROWS) > 0:
+        appendix = "\n".join(["", "All points:", *lines, ""])
+        lines[1 + _MOST_ROWS :] = [f".. and {hidden} points more, which --out writes to sweep.txt"]
+    text = [f"{rows} rows, {', '.join(sizes)}.", f"Results: {counts(codes)}.", *lines]
     text += messages[:5]
     ended = collections.Counter(Result(int(code)).name for code in codes.flat)
     data = {"points": codes.size, "results": dict(ended), "messages": messages}
     problem = f"{len(failures)} points failed: {failures[0]}" if failures else ""
     draw = functools.partial(plotting.sweep, results)
-    return Report(data, "\n".join(text), lambda: results, draw, problem)
+    return Report(data, "\n".join(text), lambda: results, draw, problem, appendix)
 
 
 _REQUIRED = ("model", "alpha")

@@ -361,7 +361,7 @@ class Threshold(Described):
 
         Args:
             ax: Axes to draw in, such as those of `smi.curve(..).plot()`. Default None: new ones.
-            label: Of the line, in a legend. Default None: none.
+            label: Of the line, in a legend, which adds α_c. Default None: none.
 
         Returns:
             The axes.

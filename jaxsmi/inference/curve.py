@@ -138,8 +138,9 @@ class Curve(Described):
         Args:
             ax: Axes to draw in; those of another curve share its legend. Default None: new ones.
             label: Of the curve, in the legend. Default None: "state evolution", or the learner.
-            runs: Of `gamp`, whose cos² are drawn as markers; of several runs at one α the mean,
-                with a bar of two of its standard errors. Default None: none.
+            runs: Of `gamp`, whose cos² are drawn as markers; of several runs at one α the mean
+                of those that converged (others are crosses), with a bar of two of its standard
+                errors. Default None: none.
 
         Returns:
             The axes.

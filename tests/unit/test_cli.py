@@ -15,9 +15,9 @@ import pytest
 import jaxsmi as smi
 import synthetic
 from helpers import linear_overlap
-from jaxsmi.cli import flags, process, run
+from jaxsmi.cli import flags, process, report, run
 from jaxsmi.cli.main import main
-from jaxsmi.workbench import storage
+from jaxsmi.workbench import plotting, storage
 
 GAMP = ["gamp", "linear", "--dimension", "200", "--alpha", "2", "--noise", "0.5"]
 LINEAR = ["state-evolution", "linear", "--alpha", "1"]
@@ -312,8 +312,24 @@ def test_a_run_lies_over_its_theory(capsys, tmp_path):
 # Sweeps
 
 
-def test_a_sweep_of_a_file(capsys, tmp_path):
+def test_a_figure_names_values_that_are_not_in_range():
+    pytest.importorskip("matplotlib")
+    rows = [{"spinodal": (x, 0.1), "algorithmic": (10.0, 0.1)} for x in (9.8, np.nan)]
+    figure = plotting.canvas()
+    report._draw_against(figure, "noise", [0.1, 0.2], rows)
+    (axes,) = figure.axes
+    words = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert words == ["spinodal (not in range at 1 of 2)", "algorithmic"]
+    assert axes.get_ylim()[0] > 9.0
+    rows = [{"spinodal": (x, 0.1)} for x in (9.8, np.nan)]
+    report._draw_against(figure, "noise", [0.1, 0.2], rows)
+    assert figure.axes[-1].get_legend() is not None
+    assert figure.axes[-1].get_xlim()[1] > 0.2
+
+
+def test_a_sweep_of_a_file(capsys, tmp_path, monkeypatch):
     pytest.importorskip("h5py")
+    monkeypatch.setattr(run, "_MOST_ROWS", 5)
     grid, out = tmp_path / "grid.toml", tmp_path / "out"
     grid.write_text(GRID)
     assert json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])["rows"] == 4
@@ -321,7 +337,9 @@ def test_a_sweep_of_a_file(capsys, tmp_path):
     assert (code, err) == (0, "")
     assert said.startswith("4 rows, noise 4, seed 1, alpha 2, index 1.\n")
     assert "noise  alpha  overlap" in said
-    assert "0.8    1      0.42" in said
+    assert "0.8    1      0.42" not in said
+    assert ".. and 3 points more, which --out writes to sweep.txt\n" in said
+    assert "0.8    1      0.42" in (out / "sweep.txt").read_text(encoding="utf-8")
     rows = sorted((out / "rows").glob("row-*.npz"))
     assert len(rows) == 4
     rows[1].unlink()

@@ -262,10 +262,11 @@ def test_a_threshold_has_the_colour_of_what_is_learned_there():
     stairs = Stairs([first, second], names=("layer 1", "layer 2"))
     drawn = [line for line in stairs.plot().lines if line.get_gid()]
     assert [x.get_color() for x in drawn] == [plotting.colour(1), plotting.colour(0)]
-    assert [x.get_label() for x in drawn] == [rf"layer {p} from $\alpha=0.7$" for p in (2, 1)]
+    assert [x.get_label() for x in drawn] == [rf"layer {p}, $\alpha=0.7$" for p in (2, 1)]
     assert not Stairs().plot().lines
     ax = plotting.thresholds_against([[at([0.5, 0.5]), second]])
     assert colours(ax) == [plotting.colour(1), plotting.colour(0)]
+    assert [drawn.get_label() for drawn in ax.containers] == ["index 1 and index 2", "index 1"]
 
 
 # Copies and interruptions --------------------------------------------------------------------

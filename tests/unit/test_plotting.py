@@ -132,6 +132,39 @@ def test_of_several_runs_the_mean_is_drawn(ax):
     assert labels(ax)[2:] == [f"layer {p}, GAMP, mean of 1 to 3" for p in (1, 2)]
 
 
+def test_runs_that_did_not_converge_are_crosses_outside_of_the_mean(ax):
+    runs = [synthetic.solution("gamp", alpha=0.6) for _ in range(5)]
+    missed = [synthetic.solution("gamp", alpha=0.6, steps=5, result=Result.MAX_STEPS)] * 2
+    smi.Curve(tuple(synthetic.curve())).plot(ax, runs=[*runs, *missed])
+    np.testing.assert_allclose(drawn(ax, "gamp")[0], [float(runs[0].cosine[0]) ** 2])
+    np.testing.assert_allclose(drawn(ax, "crosses")[0], 2 * [float(missed[0].cosine[0]) ** 2])
+    assert "2 runs not converged" in labels(ax)
+    assert "layer 1, GAMP, mean of 5" in labels(ax)
+    risk = plotting.risk_against_alpha([[*runs, *missed]], ["GAMP"], ax.figure.add_subplot())
+    assert labels(risk) == ["2 runs not converged", "GAMP, mean of 5"]
+
+
+def test_logarithmic_axes_have_short_labels(ax):
+    plotting.risk_against_alpha([synthetic.curve()], ["theory"], ax)
+    ax.set(xscale="log", yscale="log", xlim=(0.25, 6.0), ylim=(1e-6, 1.0))  # after the drawing
+    figure = pickle.loads(pickle.dumps(ax.figure))
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    ticks = [ax.xaxis.get_major_formatter()(x) for x in (0.3, 0.5, 1.0, 2.0)]
+    assert ticks == ["", "0.5", "1", "2"]
+    assert ax.yaxis.get_major_formatter()(1e-3) == "$\\mathdefault{10^{-3}}$"
+
+
+def test_a_high_legend_leaves_the_axes_their_height():
+    ax = smi.Curve(tuple(synthetic.curve())).plot()
+    for name in ("one", "two", "three"):
+        smi.Curve(tuple(synthetic.curve())).plot(ax, label=f"{name}, a label of thirty letters")
+        ax.figure.draw_without_rendering()
+    assert ax.get_legend().get_texts()[0].get_fontsize() == 6
+    assert ax.bbox.height / ax.figure.dpi > 1.3
+    matplotlib.pyplot.close(ax.figure)
+
+
 def test_runs_without_a_teacher_are_left_out_with_a_warning(ax):
     runs = [synthetic.solution("gamp", alpha=alpha) for alpha in (0.3, 0.6)]
     runs[1] = dataclasses.replace(runs[1], error=jnp.asarray(jnp.nan))
@@ -213,7 +246,7 @@ def test_a_run_that_broke_ends_at_its_last_finite_cosine(ax):
     broken = gamp.history["cosine"].at[6].set(np.nan)
     gamp = dataclasses.replace(gamp, history={**gamp.history, "cosine": broken})
     plotting.overlap_against_alpha(gamp=gamp, ax=ax)
-    np.testing.assert_allclose(drawn(ax, "gamp")[0], broken[5, 0] ** 2)
+    np.testing.assert_allclose(drawn(ax, "crosses")[0], broken[5, 0] ** 2)
 
 
 def test_bad_input_is_named(ax, tmp_path):
@@ -350,13 +383,17 @@ def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds
     assert [line.get_xdata()[0] for line in lines] == [1.5, 2.5, 4.5]
     assert len(ax.collections) + len(ax.patches) == 3  # their intervals
     names = ["uninformed", "informed", "spinodal", "information-theoretic", "algorithmic"]
-    assert labels(ax) == names
+    valued = [f"{name}, $\\alpha={a}$" for name, a in zip(names[2:], (1.5, 2.5, 4.5), strict=True)]
+    assert labels(ax) == [*names[:2], *valued]
     # another one on the same axes: a threshold has one style, branches have colours of their own
     found.plot(ax)
-    assert labels(ax) == [*names, "uninformed (2)", "informed (2)"]
+    assert labels(ax) == [*names[:2], *valued, "uninformed (2)", "informed (2)"]
     others = [line for line in ax.lines[5:] if line.get_gid() == "threshold"]
     assert [x.get_linestyle() for x in others] == [x.get_linestyle() for x in lines]
     assert ax.lines[5].get_color() != lower.get_color()
+    # a jump that is none of these ends is not drawn through
+    (jumps, *_) = FirstOrder("none", None, None, None, grid, Q, Q).plot(Figure().subplots()).lines
+    np.testing.assert_array_equal(jumps.get_ydata(), [0.1, 0.2, 0.3, 0.4, np.nan, 0.9])
     # outside the grid
     ends = FirstOrder("first order", of(jnp.inf), of(0.0), of(0.0), grid, Q, informed)
     assert labels(ends.plot(ax.figure.add_subplot())) == [

@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
-# codes of points of a sweep, of runs too, that lines join
-_ENDED = [int(code) for code in (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED)]
-# codes of theory at a fixed point
-_REACHED = (Result.SUCCESS, Result.RECOVERED, Result.UNSTABLE)
+# codes of points that lines join and that means include
+_SOUND = [int(code) for code in (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED)]
 _THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others are runs
 _WORDS = {"gamp": "GAMP", "train": "training"}
 _STEP, _SOLVER_STEP = "iteration", "accelerated step"
@@ -48,6 +46,8 @@ _OVERLAP = r"overlap $Q/\rho$"
 _SQUARED = "cosine$^2$ with the teacher"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _THRESHOLD = "threshold"  # marks their lines
+_AT = r", $\alpha="  # between the name of a threshold and its value
+_JUMP = 0.25  # of the largest Q, between neighbours: the grid does not tell how they are joined
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
@@ -65,14 +65,15 @@ def overlap_against_alpha(
 ) -> Axes:
     """Draw the overlaps of all indices against α.
 
-    Points of theory that did not converge are crosses. Lines join neighbouring points, also those
-    on both sides of a jump, which a curve does not know: `FirstOrder.plot` leaves a gap there.
+    Points of theory, and runs, that did not converge are crosses, and no part of a mean. Lines join
+    neighbouring points, also those on both sides of a jump, which a curve does not know:
+    `FirstOrder.plot` leaves a gap there.
 
     Args:
         theory: State evolution, of which Q/ρ is drawn (of a learner the squared cosine): one
             solution, or several.
         gamp: Runs of message passing, of which cos² is drawn (Q of Bayes without a teacher), in the
-            same forms. Of several runs at one α the mean is drawn, with its error bar.
+            same forms. Of several that converged at one α the mean, with its error bar.
         ax: Axes to draw in. Default None: new ones. Each learner or label on the same axes has its
             own line style and markers, and with a single index its own colour.
         names: Of the indices. Default None: those of the model.
@@ -100,7 +101,7 @@ def overlap_against_alpha(
             _theory(ax, curve, points, bands, look, within=(0.0, 1.0))
         if runs:
             points = np.array([_point(solution, p) for solution in runs]).T
-            _means(ax, points, bands, _look(ax, p, names, of_runs, runs[0].kind))
+            _means(ax, runs, points, bands, _look(ax, p, names, of_runs, runs[0].kind))
     squared = any(isinstance(solution, LearnerSolution) for solution in (*curve, *runs))
     ordinate = _SQUARED if squared or ax.get_ylabel() == _SQUARED else _OVERLAP
     return _finish(ax, 2 * legend, title, xlabel=_ALPHA, ylabel=ordinate, ylim=_UNIT)
@@ -156,7 +157,9 @@ def overlap_against_iteration(
             # a fixed point stays where it is while the run beside it goes on
             if bool(theory.converged) and run and step[-1] < run["step"][-1]:
                 step, overlap = np.append(step, run["step"][-1]), np.append(overlap, overlap[-1])
-            ax.plot(step, overlap, **_look(ax, p, names, of_theory, theory.kind))
+            look = _look(ax, p, names, of_theory, theory.kind)
+            look |= {"marker": ""} if run else {}  # the run has markers
+            ax.plot(step, overlap, **look)
         if gamp is not None and run:
             values = run["cosine"][:, p] ** 2 if squared else run["overlap"][:, p, p]
             look = _look(ax, p, names, of_run, gamp.kind)
@@ -244,6 +247,8 @@ def _look(ax: Axes, p: int, names: Sequence[str], owner: str, kind: str) -> dict
     said = word if name in ("Bayes", word) else name if theory else f"{name}, {word}"
     label = ", ".join(filter(None, (names[p], said))) + f" ({number})" * (number != "1")
     look = line(call) | {"color": colour(hue)} if theory else markers(hue, p + 2 * call)
+    if theory and len(names) > 1:  # small marks, as colours are alike in grey
+        look |= {"marker": markers(p)["marker"], "markersize": 3, "markevery": 0.1}
     return look | {"label": label, "gid": owner}
 
 
@@ -255,25 +260,33 @@ def _theory(
     _mark(ax, curve, points, tint)
     drawing.band(ax, x, y - bars * error, y + bars * error, tint, **limits)
     sound = np.flatnonzero([bool(solution.converged) for solution in curve])
-    dots = {"marker": ".", "markersize": 3.5, "markevery": sound}
-    ax.plot(x, y, **look | (dots if len(curve) <= _MOST_MARKERS else {}))
+    dots = {"marker": ".", "markersize": 3.5} | look | {"markevery": sound}
+    ax.plot(x, y, **(dots if len(curve) <= _MOST_MARKERS else look))
 
 
 def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str) -> None:
     """Crosses where no fixed point was reached, open circles where it is unstable."""
     codes = np.array([int(solution.result) for solution in solutions])
-    failed, unstable = ~np.isin(codes, _REACHED), codes == Result.UNSTABLE
+    failed, unstable = ~np.isin(codes, _SOUND), codes == Result.UNSTABLE
+    failed &= ~unstable
     for name, where, mark in (("not converged", failed, CROSS), ("unstable", unstable, _RING)):
         if where.any():
             ax.plot(*points[:2, where], color=tint, **mark)
-            ax.plot([], [], color=INK, label=name, **mark)  # for the legend
+            runs, count = solutions[0].kind not in _THEORY, int(where.sum())
+            label = f"{count} runs {name}" if runs and count > 1 else name
+            ax.plot([], [], color=INK, label=label, **mark)  # for the legend
 
 
-def _means(ax: Axes, points: np.ndarray, bars: float, look: dict[str, Any]) -> None:
+def _means(
+    ax: Axes, runs: Sequence[Solution], points: np.ndarray, bars: float, look: dict[str, Any]
+) -> None:
     """Draw x, y, errors (3, n) as markers; of several at one x the mean, with its error by their
-    spread. A warning says which have no y."""
-    x, y, error = points[:, np.isfinite(points[1])]
-    if len(x) < points.shape[1]:
+    spread, without runs that did not converge: those are crosses. A warning says which have no
+    y."""
+    _mark(ax, runs, points, look["color"])
+    known = np.isfinite(points[1])
+    x, y, error = points[:, known & np.isin([int(run.result) for run in runs], _SOUND)]
+    if not known.all():
         listed = ", ".join(f"{a:.4g}" for a in np.unique(points[0, ~np.isfinite(points[1])]))
         said = f"{look['label']}: runs without a teacher, or that failed, are not drawn, at α ="
         warnings.warn(f"{said} {listed}.", stacklevel=4)
@@ -435,8 +448,8 @@ def risk_against_alpha(
     """Draw an error of several learners against α: theory as lines with bands of two standard
     errors, crosses where no fixed point was reached and open circles where it is unstable; runs as
     markers in the colour of the curve before them (each method with its own marker, if a curve has
-    several), of several runs at one α their mean, with a bar of two of its standard errors. Runs
-    without a teacher have no error: give `values`.
+    several), of several runs at one α the mean of those that converged, with a bar of two of its
+    standard errors. Runs without a teacher have no error: give `values`.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; after
@@ -490,9 +503,8 @@ def risk_against_alpha(
         if theory:
             _theory(ax, curve, points, 2.0, line(k) | {"color": colour(k), "label": label})
         else:
-            _mark(ax, curve, points, colour(k))
             shape = method if methods else None
-            _means(ax, points, 2.0, markers(k, shape) | {"label": label})
+            _means(ax, curve, points, 2.0, markers(k, shape) | {"label": label})
     columns = min(len(curves), 3)
     words = "mean squared error" if quantity == "error" else quantity.replace("_", " ")
     return _finish(ax, columns, xlabel=_ALPHA, ylabel=words)
@@ -537,7 +549,7 @@ def thresholds_against(
         # no interval where α_c is infinite: matplotlib draws none of NaN, and fails
         at, half = [value for value, _ in rows], np.nan_to_num(alpha - low)
         ax.errorbar(at, alpha, half, label=labels[k], **look)
-    ax.set_ylim(bottom=0)
+    drawing.from_zero(ax)
     if values is None:
         drawing.integer_ticks(ax)
     return _finish(ax, 3, xlabel=parameter, ylabel=r"critical sample complexity $\alpha_c$")
@@ -547,17 +559,22 @@ def _tints(stairs: Sequence[Any], names: Any = None) -> tuple[list[int], list[st
     """Number of the colour and name of each threshold in order: those of the index that is learned
     there, if it is one and the same; else a colour that is free, and "threshold 2"."""
     count = max(len(steps) for steps in stairs)
-    learned: list[set[int]] = [set() for _ in range(count)]
+    learned: list[set[tuple[int, ...]]] = [set() for _ in range(count)]
     for steps in stairs:
         for k, step in enumerate(steps):
             shares = np.diagonal(np.asarray(step.subspace))  # zero where α_c is infinite
             if np.any(shares > 0.0):
-                learned[k].add(int(np.argmax(shares)) if np.max(shares) > 0.9 else -1)
-    single = [min(found) if len(found) == 1 else -1 for found in learned]
+                learned[k].add(tuple(np.flatnonzero(shares > 0.1).tolist()))
+    alike = [next(iter(found)) if len(found) == 1 else () for found in learned]
+    single = [found[0] if len(found) == 1 else -1 for found in alike]
     single = [-1 if p in single[:k] else p for k, p in enumerate(single)]
     free = iter(p for p in range(count + max(single) + 1) if p not in single)
-    known = names or getattr(stairs[0], "names", None) or index_names(None, max(single) + 1)
-    labels = [known[p] if p >= 0 else f"threshold {k + 1}" for k, p in enumerate(single)]
+    most = max((p + 1 for found in alike for p in found), default=0)
+    known = names or getattr(stairs[0], "names", None) or index_names(None, most)
+    # several indices are learned together
+    labels = [" and ".join(known[p] for p in found) for found in alike]
+    again = [not x or x in labels[:k] for k, x in enumerate(labels)]
+    labels = [f"threshold {k + 1}" if again[k] else x for k, x in enumerate(labels)]
     return [next(free) if p < 0 else p for p in single], labels
 
 
@@ -566,8 +583,7 @@ def staircase(stairs: Stairs, ax: Axes | None = None) -> Axes:
     """See `Stairs.plot`."""
     ax = drawing.axes_or_new(ax)
     for critical, tint, name in zip(stairs, *_tints([stairs]), strict=True) if stairs else ():
-        label = rf"{name} from $\alpha={float(critical.alpha):.3g}$"
-        threshold(critical, ax, label, colour(tint))
+        threshold(critical, ax, name, colour(tint))
     return ax
 
 
@@ -575,15 +591,18 @@ def staircase(stairs: Stairs, ax: Axes | None = None) -> Axes:
 def threshold(
     critical: Threshold, ax: Axes | None = None, label: str | None = None, tint: str = INK
 ) -> Axes:
-    """See `Threshold.plot`; nothing is drawn of an infinite one."""
+    """See `Threshold.plot`; nothing is drawn of an infinite one. The legend tells its α."""
     check(np.ndim(critical.alpha) == 0, "threshold", "a batch of them", "one threshold")
     ax = drawing.axes_or_new(ax)
     alpha, (low, high) = float(critical.alpha), critical.interval()
     if np.isfinite(alpha):
         before = [x for x in ax.lines if x.get_gid() == _THRESHOLD]
-        styles = {str(x.get_label()): x.get_linestyle() for x in before}
-        # one style a label: a legend shows each once
+        # one style a name, whatever its α
+        styles = {str(x.get_label()).partition(_AT)[0]: x.get_linestyle() for x in before}
         style = styles.get(str(label), _THRESHOLDS[len(styles) % len(_THRESHOLDS)])
+        label = label if label is None else f"{label}{_AT}{alpha:.3g}$"
+        if not ax.lines:  # a band of nothing but its own width would fill the axes
+            ax.update_datalim([(0.5 * alpha, 0.0), (1.5 * alpha, 1.0)])
         ax.axvline(alpha, color=tint, label=label, lw=0.8, ls=style, gid=_THRESHOLD)
         if np.isfinite(low):
             ax.axvspan(low, high, color=tint, alpha=0.2, lw=0)
@@ -608,25 +627,26 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
     for p in range(indices):
         for k, (branch, jump) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
+            steep = np.flatnonzero(np.abs(np.diff(Q)) > _JUMP * np.max(np.abs(Q))) + 1
             label = (f"index {p + 1}, {branch}" if indices > 1 else branch) + number
             look: dict[str, Any] = {"label": label, "gid": f"transition{number}"} | line(k)
             look |= {"color": colour(p + call * indices)}
             end = 0.0 if jump is None else float(jump.alpha)
             at = int(np.searchsorted(alpha, end))
-            if 0 < at < len(alpha):
-                alpha, Q = np.insert(alpha, at, end), np.insert(Q, at, np.nan)
+            gaps = np.union1d(steep, at) if 0 < at < len(alpha) else steep
+            alpha, Q = np.insert(alpha, gaps, np.nan), np.insert(Q, gaps, np.nan)
             # a marker would hide the gap between two dashes of the legend
             ax.plot(alpha, Q, marker="." if k == 0 else "", ms=3.5, **look)
     thresholds = {name: x for name, x in found.thresholds.items() if x is not None}
     for name, critical in thresholds.items():
         if float(critical.alpha) > 0.0:
-            threshold(critical, ax, name)
+            threshold(critical, ax, name, colour(call * indices) if call else INK)
     for side, outside, where in ((0, 0.0, "below"), (1, np.inf, "above")):
         beyond = [name for name, x in thresholds.items() if float(x.alpha) == outside]
         if beyond:
             label = rf"{' and '.join(beyond)} {where} $\alpha = {found.alpha[-side]:.3g}$"
             arrow = {"marker": "<>"[side], "color": INK, "linestyle": "none", "clip_on": False}
-            ax.plot(side, 0.02, transform=ax.transAxes, label=label, **arrow)
+            ax.plot(0.02 + 0.96 * side, 0.06, transform=ax.transAxes, label=label, **arrow)
     return _finish(ax, 2, xlabel=_ALPHA, ylabel="overlap $Q$")
 
 
@@ -650,9 +670,9 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
     each = table.overlap / norm
     share, error = each.mean("seed"), mean_error(each, table.stderr / norm)
-    failed = (~table.result.isin(_ENDED)).any("seed")
+    failed = (~table.result.isin(_SOUND)).any("seed")
     parameters = [str(name) for name in share.dims[:-3]]
-    count, top = share.sizes["index"], 1.0 if share.max() <= 1.0 else np.inf  # Q of training
+    count, top = share.sizes["index"], 1.0 if share.max() < 1.001 else np.inf  # Q of training
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
     panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
     for p, ax in enumerate(panels):

@@ -28,6 +28,7 @@ Keys = Mapping[str, Mapping[str, Any]]  # entries of a legend: label -> line sty
 
 COLUMN = 3.5  # inches: one column of a two-column page, and its whole width
 PAGE = 7.1
+_HEIGHT = 2.7
 INK = "0.15"  # theory without a colour of its own, levels and limits
 MAP = "viridis"  # of heights; shades of a parameter are taken from it
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}  # not converged
@@ -38,7 +39,10 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", "-.", (0, (1, 1)))
 _LIGHTEST = 0.8  # empirical: the end of viridis that is still visible on white
 _COVER = "extent of the legend"  # label of invisible axes
+_HIGHEST = 0.24  # part of a figure's height that a legend may take; then its letters are smaller
+_OWN = "made here"  # gid of figures that may grow with their legend
 _METADATA = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}
+_SMALL = {"fontsize": 6, "title_fontsize": 6}
 STYLE = str(pathlib.Path(__file__).with_name("article.mplstyle"))
 
 
@@ -106,7 +110,10 @@ def axes_or_new(ax: Axes | None) -> Axes:
     """`ax`, or the axes of a new figure one column wide."""
     allowed = "axes of matplotlib, such as those of plt.subplots()[1], or None"
     check(ax is None or hasattr(ax, "get_xlabel"), "ax", ax, allowed)
-    return ax or import_pyplot().subplots(figsize=(COLUMN, 2.7), layout="constrained")[1]
+    if ax is not None:
+        return ax
+    figure = import_pyplot().figure(figsize=(COLUMN, _HEIGHT), layout="constrained", gid=_OWN)
+    return figure.subplots()
 
 
 def band(
@@ -131,6 +138,13 @@ def integer_ticks(ax: Axes) -> None:
         locator.set_params(integer=True)
 
 
+def from_zero(ax: Axes) -> None:
+    """Begin the ordinate at zero, unless all values are far from it."""
+    low, high = ax.get_ylim()
+    if low < 0.5 * high:
+        ax.set_ylim(bottom=0.0)
+
+
 def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
     """Draw a legend of the labelled artists, each label once, lines before markers, and of `keys`,
     which explain line styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`."""
@@ -149,26 +163,60 @@ def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
 
 
 def legend_above(ax: Axes, columns: int, **settings: Any) -> None:
-    """Draw the legend above the axes, in `columns` columns or the most that fit into the figure;
-    inside the axes if none fit. A title of the axes, also a later one, goes above it."""
+    """Draw the legend above the axes, in `columns` columns or the most that fit into the figure, of
+    a high one in smaller letters, for which a new figure grows; inside the axes if none fit. A
+    title of the axes, also a later one, goes above it. Logarithmic axes get short labels."""
+    from matplotlib.transforms import ScaledTranslation
+
     # matplotlib moves a title above inset axes, not above a legend: these have the legend's extent
     if not any(inset.get_label() == _COVER for inset in ax.child_axes):
         cover = ax.inset_axes((0, 1, 1, 0), label=_COVER, visible=False)
         cover.set_axes_locator(functools.partial(_legend_extent, ax))
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
-    for count in range(columns, 0, -1):
-        legend(ax, None, **place | {"ncols": count} | settings)
-        if _legend_fits(ax):
-            return
+    # it begins above the labels of the ordinate: a third of an inch makes a column more
+    left = ax.transAxes + ScaledTranslation(-0.33, 0, ax.figure.dpi_scale_trans)
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": left}
+    figure: Any = ax.figure
+    own = figure.get_gid() == _OWN
+    most = _HIGHEST * (figure.dpi * _HEIGHT if own else figure.bbox.height)
+    for highest, look in ((most, {}), (most, _SMALL), (np.inf, _SMALL)):
+        for count in range(columns, 0, -1):
+            legend(ax, None, **place | {"borderaxespad": 0.3, "ncols": count} | look | settings)
+            if _legend_fits(ax, highest):
+                if own and (drawn := ax.get_legend()):
+                    more = max(drawn.get_window_extent().height - most, 0.0)
+                    figure.set_figheight(_HEIGHT + more / figure.dpi)
+                return
     legend(ax, None, **{"loc": "best"} | settings)
 
 
 def _legend_extent(ax: Axes, *_: Any) -> Any:
+    _log_labels(ax)  # before each drawing, as a user sets the scale after it
     drawn = ax.get_legend() or ax
     return drawn.get_window_extent().transformed(ax.figure.transSubfigure.inverted())
 
 
-def _legend_fits(ax: Axes) -> bool:
+def _log_labels(ax: Axes) -> None:
+    """Label 0.1, 0.2 and 0.5 within three decades, where matplotlib's 2 × 10⁻¹ would overlap."""
+    from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
+
+    for axis in (ax.xaxis, ax.yaxis):
+        view = axis.get_view_interval()
+        decades = np.ptp(np.log10(view)) if axis.get_scale() == "log" else np.inf
+        if (
+            decades < 3.0
+            and min(view) >= 1e-4
+            and isinstance(axis.get_major_formatter(), LogFormatterSciNotation)
+        ):
+            first = ("1", "2", "5") if decades > 0.7 else tuple("123456789")
+            for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
+                set_formatter(FuncFormatter(functools.partial(_short, first)))
+
+
+def _short(first: tuple[str, ...], x: float, _: int) -> str:
+    return f"{x:g}" if f"{x:.3e}".startswith(first) else ""
+
+
+def _legend_fits(ax: Axes, highest: float) -> bool:
     drawn, figure = ax.get_legend(), ax.figure
     if drawn is None:
         return True
@@ -177,7 +225,7 @@ def _legend_fits(ax: Axes) -> bool:
     managed = figure.get_layout_engine() is not None
     title = figure.dpi / 72.0 * (float(ax.title.get_fontsize()) + 4.0)  # its height and distance
     fits = managed or box.y1 + title <= room.y1
-    return fits and box.x1 <= room.x1 - 0.05 * managed * room.width
+    return fits and box.height <= highest and box.x1 <= room.x1 - 0.05 * managed * room.width
 
 
 def savefig(
