@@ -101,7 +101,10 @@ def positive_root(square: Array, least: ArrayLike = 0.0) -> Array:
 
 
 def missing() -> float:
-    """The mark of unknown numbers: NaN, or infinity with jax_debug_nans, which stops at NaN."""
+    """The mark of unknown numbers: NaN, or infinity with jax_debug_nans, which stops at NaN.
+
+    It is a constant of compiled programs. A user's own jit stops at the NaN of one compiled before
+    jax_debug_nans was switched on; `jax.clear_caches()` compiles it again."""
     debugging = jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
     return jnp.inf if debugging else jnp.nan
 

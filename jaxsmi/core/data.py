@@ -165,6 +165,8 @@ class Dataset(Described):
         N, M, D = self.inputs.shape
         allowed = f"one label for each of the {N} inputs: finite numbers ({N},) or ({N}, ..)"
         self.labels = _finite_numbers("labels", labels, allowed)
+        transposed = M == 1 and self.labels.shape[:1] == (D,)
+        allowed += "; inputs come as (samples, features), so give X.T" * transposed
         check(self.labels.shape[:1] == (N,), "labels", labels, allowed)
         if self.labels.dtype == bool:  # arithmetic on labels needs numbers
             self.labels = self.labels.astype(theory_dtype())

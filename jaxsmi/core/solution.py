@@ -372,6 +372,11 @@ class Threshold(Described):
         """
         return load_workbench("plotting.curves").threshold(self, ax, label)
 
+    def to_xarray(self, **attributes: object) -> xarray.Dataset:
+        """Convert to an xarray.Dataset, with provenance; keyword arguments are added to its
+        attributes. Needs the extra `data`."""
+        return load_workbench("storage").arrays(vars(self), **attributes)
+
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of α_c by Student's law over the replicas (outside jit and vmap)."""
         confidence = float(validate.number("confidence", confidence, UNIT_INTERVAL))

@@ -101,12 +101,24 @@ def outside_jit(name: str, values: PyTree) -> None:
 
 
 def _error(name: str, value: Any, allowed: str) -> ValueError:
-    module = getattr(value, "__module__", None) or ""
-    if inspect.isclass(value) and module.startswith("jaxsmi."):
-        allowed += f" (call it: {value.__name__}(..))"
-    if inspect.isroutine(value) and module.endswith("models.links"):
-        allowed += f" (call it: smi.links.{value.__name__}())"
-    return ValueError(f"{name}: got {_shown(value)}; allowed: {allowed}.")
+    call = uncalled(value)
+    got = f"call it: {call}; got {value.__name__} itself" if call else f"got {_shown(value)}"
+    return ValueError(f"{name}: {got}; allowed: {allowed}.")
+
+
+def uncalled(value: Any) -> str:
+    """The call of a class or a function of this package, named without its arguments, that was
+    meant: "smi.links.sign()"; "" of any other value."""
+    package, _, module = (getattr(value, "__module__", None) or "").partition(".")
+    if package != "jaxsmi" or not (inspect.isclass(value) or inspect.isfunction(value)):
+        return ""
+    if inspect.isclass(value):
+        return f"{value.__name__}(..)"
+    # a loss is given as it is, unless it needs no argument: smi.losses.huber(1.0) makes one
+    defaults = [x.default for x in inspect.signature(value).parameters.values()]
+    maker = module == "learners.losses" and inspect.Parameter.empty not in defaults
+    maker = maker or (module == "models.links" and not value.__name__.startswith("_"))
+    return f"smi.{module.rpartition('.')[2]}.{value.__name__}()" if maker else ""
 
 
 def suggest_names(module: str, public: str, synonyms: Mapping[str, str] | None = None) -> None:
@@ -225,6 +237,12 @@ def function(name: str, value: Any, allowed: str) -> Callable[..., Any]:
     return value
 
 
+def loss(name: str, value: Any) -> Callable[..., Any]:
+    """A loss of one sample."""
+    check(callable(value) and not uncalled(value), name, value, LOSS)
+    return value
+
+
 def sequence(
     name: str,
     value: Any,
@@ -328,10 +346,14 @@ def call_user_function(
         # the function may call this package, whose message is the better one
         if isinstance(failure, ValueError) and "; allowed: " in str(failure):
             raise
-        reason = f"one that fails ({type(failure).__name__}: {failure})"
+        # the first line: JAX explains its errors at length
+        reason = f"one that fails ({type(failure).__name__}: {str(failure).partition(chr(10))[0]})"
         if isinstance(failure, jax.errors.TracerArrayConversionError):
             reason = "one that calls NumPy"
             allowed += f": use jnp instead of np in `{name}`"
+        elif isinstance(failure, jax.errors.ConcretizationTypeError):
+            reason = "one that needs the value of an array, for if, while, float() or int()"
+            allowed += f": use jnp.where instead of if, and no float() in `{name}`"
         raise ValueError(f"{name}: got {reason}; allowed: {allowed}.") from failure
 
 
@@ -391,6 +413,8 @@ def _shown(value: Any) -> str:
         if not concrete(value) or value.size > 8 or value.dtype == object:
             return f"an array of shape {value.shape}{_range(value)}"
         return repr(value if value.ndim else value.item())
+    if inspect.isfunction(value):  # its repr is an address
+        return f"the function {value.__name__}"
     # one line: the repr of a data set has several; several words describe a value
     described = isinstance(value, str) and " " in value
     words = " ".join((value if described else repr(value)).split())
@@ -398,13 +422,15 @@ def _shown(value: Any) -> str:
 
 
 def _range(value: jax.Array | np.ndarray) -> str:
-    """ ", from 0 to 1" of known numbers; "" of traced or very many ones."""
-    if array_module(value) is not np or not value.size:
+    """ ", from 0 to 1" of known numbers; "" of traced ones, or of those of other hosts."""
+    if not (concrete(value) and value.size and getattr(value, "is_fully_addressable", True)):
         return ""
     if not is_real(value):
         kind = type(np.ravel(value)[0]).__name__ if value.dtype == object else value.dtype.name
         return f", of {kind}"
-    numbers = np.asarray(value, float)
-    if bad := np.sum(~np.isfinite(numbers)):
-        return f", {bad} of them not finite"
-    return f", from {np.min(numbers):.4g} to {np.max(numbers):.4g}"
+    numbers = np.asarray(value, float if value.dtype == object else None)
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        first = [int(n) for n in np.unravel_index(np.argmin(finite), numbers.shape)]
+        return f", {np.sum(~finite)} of them not finite, the first at {first}"
+    return f", from {float(np.min(numbers)):.4g} to {float(np.max(numbers)):.4g}"

@@ -82,7 +82,7 @@ class Gradient(eqx.Module):
 
     def __post_init__(self) -> None:
         # a module, so that the numbers that a loss closes over are traced and differentiable
-        loss = validate.optional(validate.function, "loss", self.loss, validate.LOSS)
+        loss = validate.optional(validate.loss, "loss", self.loss)
         self.loss = as_module(loss)
         self.reduction = validate.optional(validate.choice, "reduction", self.reduction, REDUCTIONS)
         if isinstance(self.batch_size, (float, np.floating)):

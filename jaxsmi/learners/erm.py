@@ -65,7 +65,7 @@ _ENDS = validate.Interval("numbers", infinite=True)
 
 def _as_loss(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     """Turn a loss into a tree of the arrays that it closes over."""
-    return as_module(validate.function("loss", loss, validate.LOSS))
+    return as_module(validate.loss("loss", loss))
 
 
 def _optional(name: str) -> Callable[[Any], Any]:

@@ -173,7 +173,7 @@ class MatrixErm(AbstractLearner):
         self.ridge = validate.number("ridge", ridge, NON_NEGATIVE)
         self.nuclear = validate.number("nuclear", nuclear, NON_NEGATIVE)
         self.positive = validate.flag("positive", positive)
-        self.loss = as_module(validate.function("loss", loss, validate.LOSS))
+        self.loss = as_module(validate.loss("loss", loss))
         self.student = None if student is None else one_matrix(student, "student")
         # without a penalty the minimum is not unique below the interpolation threshold
         some = (self.ridge > 0.0) | (self.nuclear > 0.0)

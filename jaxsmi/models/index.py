@@ -399,8 +399,12 @@ class MultiIndex(IndexModel):
             if link is None and labels.outcomes is not None:
                 link, argument = labels.mean, "log_likelihood"
                 name = name or _name_of(log_likelihood, "p(y|z)")
-            words = "E[y|z] beside a log_likelihood= without outcomes="
-            link = validate.function("link", link, f"a JAX function ({words}), or a channel=")
+            allowed = (
+                "a JAX function (E[y|z] beside a log_likelihood= without outcomes=), or a "
+                "channel=; smi.links.sign() and the like are models, and need no MultiIndex"
+            )
+            check(not validate.uncalled(link), "link", link, allowed)
+            link = validate.function("link", link, allowed)
             self.name = name or _name_of(link)
             law = as_module(link)
             # NumPy: inside jit an array of JAX would be traced, and an index out of range no error

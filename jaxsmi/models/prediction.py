@@ -306,7 +306,7 @@ def generalization_error(
     points = validate.count("points", points, at_least=16)
     key = validate.optional(validate.key, "key", key)
     data = validate.optional(validate.instance, "data", data, Dataset, "a Dataset with its teacher")
-    loss = None if loss is None else as_module(validate.function("loss", loss, validate.LOSS))
+    loss = None if loss is None else as_module(validate.loss("loss", loss))
     allowed = "None, or a loss of the plug-in predictor of an index model"
     check(loss is None or (model.design.has_rows and not bayes), "loss", loss, allowed)
     solution = overlap if isinstance(overlap, Solution) else None

@@ -178,7 +178,7 @@ def pair_of(
     allowed = _MODEL if kind is AbstractTeacher else _FLOW_MODEL
     teacher = validate.instance("model", model, kind, allowed)
     learner = validate.optional(validate.instance, "student", student, kind, "an index model")
-    loss = validate.optional(validate.function, "loss", loss, validate.LOSS)
+    loss = validate.optional(validate.loss, "loss", loss)
     pair = teacher.teacher_student(learner, loss)
     tokens = pair.tokens * pair.groups
     shapes = ((pair.targets, tokens), (pair.rows, tokens), (pair.noise_size,))

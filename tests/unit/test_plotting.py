@@ -66,7 +66,7 @@ def test_axes_are_axes(ax):
 def test_wrong_axes_and_curves_are_named_by_their_kind(ax):
     with pytest.raises(ValueError, match=r"ax: got an array of shape \(2,\), of Axes; allowed"):
         synthetic.solution().plot(np.array([ax, ax]))
-    with pytest.raises(ValueError, match=r"curves: got one curve; allowed: a list .* as \[curve\]"):
+    with pytest.raises(ValueError, match=r"curves: got Sol.*; allowed: a list .* as \[curve\]"):
         plotting.risk_against_alpha(synthetic.solution(), ["ridge"])
 
 
@@ -252,6 +252,11 @@ def test_a_run_that_broke_ends_at_its_last_finite_cosine(ax):
 def test_bad_input_is_named(ax, tmp_path):
     with pytest.raises(ValueError, match="quantity: got 'loss'"):
         plotting.overlap_against_iteration(synthetic.solution("gamp"), ax=ax, quantity="loss")
+    table = smi.Dataset(np.ones((3, 2)), np.ones(3))
+    with pytest.raises(ValueError, match=r"runs \(gamp\): got Data.*a list of runs smi\.gamp"):
+        plotting.overlap_against_alpha(synthetic.curve(), table, ax)
+    with pytest.raises(ValueError, match=r"curves\[0\]: got .*table\.overlap\.plot"):
+        plotting.risk_against_alpha([synthetic.solution().to_xarray()], ["ridge"], ax)
     with pytest.raises(ValueError, match="theory, gamp: got no solution"):
         plotting.overlap_against_alpha([], ax=ax)
     with pytest.raises(ValueError, match=r"path: got .*\.jpg"):

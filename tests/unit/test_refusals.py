@@ -317,7 +317,11 @@ PRIORS = [
 DATA_SETS = [
     ("teacher", lambda: sample(teacher=WIDE)),
     ("labels", lambda: smi.Dataset(INPUTS, np.ones(5))),
-    (r"inputs: .* 5 of them not finite", lambda: smi.Dataset(BROKEN, np.ones(20))),
+    (
+        r"inputs: .* 5 of them not finite, the first at \[3, 0, 0\]",
+        lambda: smi.Dataset(BROKEN, np.ones(20)),
+    ),
+    (r"labels: .*give X\.T", lambda: smi.Dataset(INPUTS[:, 0].T, np.ones(6))),
     ("teacher", lambda: smi.Dataset(INPUTS, ONES, np.ones((1, 4)))),
     (r"data: .*data\.stored\(\)", lambda: LAZY.first(3)),
     ("covariance", lambda: VECTORS.whiten(np.eye(3))),
@@ -552,8 +556,12 @@ SPECTRA = [
      lambda: passing(MODULUS, start=Start(weights="spectral", side_information=0.5))),
 ]  # fmt: skip
 THRESHOLDS = [
-    (r"model: .*call it: smi\.links\.sign\(\)", lambda: smi.curve(smi.links.sign, [1.0], key=KEY)),
-    (r"prior: .*call it: Rademacher\(\.\.\)", lambda: smi.links.sign(prior=Rademacher)),
+    (r"model: call it: smi\.links\.sign\(\)", lambda: smi.curve(smi.links.sign, [1.0], key=KEY)),
+    (r"prior: call it: Rademacher\(\.\.\)", lambda: smi.links.sign(prior=Rademacher)),
+    (r"loss: call it: smi\.losses\.huber\(\)", lambda: smi.Erm(LINEAR, loss=smi.losses.huber)),
+    (r"link: call it: smi\.links\.sign\(\)", lambda: multi(smi.links.sign)),
+    ("link: got Multi.* need no MultiIndex", lambda: multi(SIGN)),
+    ("link: .*use jnp.where", lambda: multi(lambda z: 1.0 if z[0, 0] > 0 else -1.0)),
     ("model: .*noiseless link", lambda: smi.weak_recovery(smi.links.product(3), key=KEY)),
     ("model: got sign, whose labels fix", lambda: smi.recovery_threshold(SIGN)),
     (".*prior", lambda: smi.recovery_threshold(smi.links.phase_retrieval(prior=Rademacher()))),

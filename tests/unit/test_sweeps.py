@@ -345,6 +345,7 @@ def test_thresholds_survive_the_file(tmp_path):
     loaded = {name: storage.load(tmp_path / "a.nc", name) for name in parts}
     for name in ("alpha", "stderr", "replicas", "subspace", "overlap", "result"):
         np.testing.assert_array_equal(loaded["one"][name], getattr(one, name))
+    assert loaded["one"].equals(one.to_xarray())
     np.testing.assert_array_equal(loaded["stairs"].alpha, [1.0, 2.0])
     assert loaded["transition"].attrs["transition"] == "first order"
     assert float(loaded["transition"].algorithmic_alpha) == 3.0

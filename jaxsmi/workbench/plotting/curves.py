@@ -90,7 +90,7 @@ def overlap_against_alpha(
         ImportError: Without matplotlib, with the remedy.
     """
     # lists at once: a generator gives its solutions once only
-    curve, runs = _ascending(theory), _ascending(gamp)
+    curve, runs = _ascending("theory", theory), _ascending("runs (gamp)", gamp)
     names, title = list(names or ()) or _names([*curve, *runs]), _title([*curve, *runs])
     ax = drawing.axes_or_new(ax)
     of_curve, of_runs = _owners(ax, curve, runs, label=label)
@@ -184,10 +184,19 @@ def _accelerated(theory: Solution) -> bool:
     return bool(np.any(length > (1.0 + 1e-6) * residual + rounding))
 
 
-def _ascending(curve: Curve | None) -> list[Solution]:
-    if curve is None or isinstance(curve, Solution):
-        return [] if curve is None else [curve]
-    return sorted(curve, key=lambda solution: float(solution.alpha))
+def _ascending(name: str, curve: Curve | None) -> list[Solution]:
+    return [] if curve is None else sorted(_solutions(name, curve), key=lambda x: float(x.alpha))
+
+
+def _solutions(name: str, curve: Curve) -> list[Solution]:
+    """A list of the solutions; a ValueError for a data set, of labels or of a file."""
+    listed: list[Any] = list(curve) if isinstance(curve, Iterable) else [curve]
+    allowed = (
+        "solutions: smi.curve(..), or a list of runs smi.gamp(model, data, key=key); a table that "
+        "smi.load read draws itself, table.overlap.plot()"
+    )
+    check(all(isinstance(x, Solution) for x in listed), name, curve, allowed)
+    return listed
 
 
 def _names(solutions: Sequence[Solution]) -> list[str]:
@@ -472,11 +481,11 @@ def risk_against_alpha(
         ImportError: Without matplotlib, with the remedy.
     """
     one = hasattr(curves, "overlap")  # a curve or a solution
-    check(not one, "curves", "one curve", "a list with one curve for each learner, as [curve]")
+    check(not one, "curves", curves, "a list with one curve for each learner, as [curve]")
     check(len(curves) > 0, "curves", "none", "at least one")
     allowed = f"{len(curves)} of them, one for each of the curves, runs included"
     check(len(curves) == len(labels), "labels", labels, allowed)
-    curves = [[curve] if isinstance(curve, Solution) else list(curve) for curve in curves]
+    curves = [_solutions(f"curves[{k}]", curve) for k, curve in enumerate(curves)]
     if values is None:
         points = [x for c in curves for x in c]
         found = [getattr(x, str(quantity), None) for x in points]
