@@ -190,23 +190,36 @@ class FixedPointCurve:
         self.at = jax.tree.map(lambda a: a[order], both)
         return new
 
+    def folds(self) -> tuple[np.ndarray, np.ndarray]:
+        """x at which stable pieces of the uninformed and of the informed branch end: α falls below
+        a maximum of all before it, or comes from above a minimum of all after it."""
+
+        def maxima(sign: float) -> np.ndarray:
+            alpha, replicas = (
+                sign * self.at.alpha[:: int(sign)],
+                sign * self.at.replicas[:: int(sign)],
+            )
+            top = np.asarray([np.argmax(alpha[: k + 1]) for k in range(len(alpha))])
+            error = np.asarray(standard_error((replicas[top] - replicas).T))
+            least = self.least_fall * np.abs(alpha) + _SIGNIFICANT * error
+            return self.at.x[:: int(sign)][np.unique(top[alpha[top] - alpha > least])]
+
+        return maxima(1.0), maxima(-1.0)[::-1]
+
     def jump(self) -> tuple[float, float] | None:
         """x of the last point of the uninformed branch and of the first one of the informed branch;
         None without a transition."""
-        alpha, replicas = self.at.alpha, self.at.replicas
-        top = np.asarray([np.argmax(alpha[: k + 1]) for k in range(len(alpha))])
-        error = np.asarray(standard_error((replicas[top] - replicas).T))
-        falls = alpha[top] - alpha > self.least_fall * alpha + _SIGNIFICANT * error
+        x, alpha = self.at.x, self.at.alpha
+        maxima, minima = self.folds()
+        falls = len(maxima) > 0 and len(minima) > 0
         least = self.recovery + _SIGNIFICANT * self.recovery_error
         recovered = least < (1.0 - self.least_fall) * alpha.max()
-        if not (falls.any() or recovered):
+        if not (falls or recovered):
             return None
-        ends = np.where(falls, alpha[top], -np.inf)
-        last = top[np.argmax(ends)] if falls.any() else np.argmax(alpha)
-        lowest = np.where(falls, alpha, np.inf)
-        at_recovery = recovered and self.recovery <= lowest.min()
-        first = self.perfect if at_recovery else self.at.x[np.argmin(lowest)]
-        return float(self.at.x[last]), float(first)
+        last = maxima[-1] if falls else x[np.argmax(alpha)]
+        lowest = alpha[x == minima[0]][0] if falls else np.inf
+        first = self.perfect if recovered and self.recovery <= lowest else minima[0]
+        return float(last), float(first)
 
     def extremum(self, x: float, sign: float) -> _Points:
         """The maximum (`sign` 1) or minimum (-1) of α next to the point at x."""
@@ -256,6 +269,13 @@ class FixedPointCurve:
             if abs(alpha - last) < _LAST * alpha:
                 break
         return alpha, points
+
+    def other_folds(self) -> list[float]:
+        """α at which either branch jumps to a third one, below the end of the uninformed branch and
+        above that of the informed one."""
+        maxima, minima = self.folds()
+        ends = [(x, 1.0) for x in maxima[:-1]] + [(x, -1.0) for x in minima[1:]]
+        return [float(self.extremum(x, sign).alpha[0]) for x, sign in ends]
 
     def overlaps(self, x: np.ndarray) -> Array:
         """Q (K, 1, 1) at x."""

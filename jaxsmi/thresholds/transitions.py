@@ -57,6 +57,10 @@ _PERFECT_V = 1e-10
 
 # relative distance from an exact threshold of the point of a branch beside it
 _BESIDE_EXACT = 1e-9
+# of one index intervals of α are halved so many times where Q grows by more than this share of its
+# maximum, down to this relative length
+_REFINEMENTS, _STEP, _CLOSE = 4, 0.05, 1e-3
+_THIRD = 1e-3  # change of Q there that is a jump
 _PRIORS = (
     "a Gaussian prior or one of points, as smi.priors.Rademacher(): recovery is perfect at α = "
     "{:.4g} (the free entropy of others diverges, or is not known to be finite)"
@@ -226,7 +230,7 @@ class FirstOrder(Described):
         """The sentences that go with the result codes (outside jit and vmap)."""
         said = dict.fromkeys(x.message for x in self.thresholds.values() if x is not None)
         if self.kind != "none":
-            return "\n".join(said)
+            return "\n".join([*said, *self._other_jumps])
         if self.informed.shape[1] == 1:
             return "α grows along the curve of fixed points: no transition."
         spacing = number(jnp.max(jnp.diff(self.alpha)))
@@ -234,6 +238,22 @@ class FirstOrder(Described):
             f"The branches agree at all {len(self.alpha)} α of the grid: no transition, or one "
             f"that is narrower than its spacing, at most {spacing}."
         )
+
+    @property
+    def _other_jumps(self) -> list[str]:
+        """Sentences on the jumps of a branch to a third one."""
+        alpha = np.asarray(self.alpha)
+        ends = [float(x.alpha) for x in self.thresholds.values() if x is not None]
+        known = np.any([np.abs(alpha - end) < 4.0 * _BESIDE_EXACT * alpha for end in ends], axis=0)
+        sides = (np.diff(alpha) < 4.0 * _BESIDE_EXACT * alpha[1:]) & ~known[1:]
+        said = []
+        for name in ("uninformed", "informed"):
+            changes = np.abs(np.diff(np.asarray(getattr(self, name))[:, 0, 0]))
+            at = alpha[1:][sides & (changes > _THIRD)]
+            if len(at):
+                listed = " and ".join(number(a) for a in at)
+                said.append(f"The {name} branch jumps at α = {listed}, too: to a third branch.")
+        return said
 
     @property
     def thresholds(self) -> dict[str, Threshold | None]:
@@ -254,14 +274,14 @@ class FirstOrder(Described):
         rows = [[name, self.shown(x)] for name, x in self.thresholds.items() if x]
         grid = f"{len(self.alpha)} α from {number(self.alpha[0])} to {number(self.alpha[-1])}"
         table = [["", "α"], *rows] if rows else []
-        remark = "" if rows else self.message
+        remark = "\n".join(self._other_jumps) if rows else self.message
         return describe(f"Transition: {self.kind}", [grid], table, remark)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw Q of each index against α: the uninformed branch as a line up to the algorithmic
-        threshold, the informed one dashed from the spinodal on (elsewhere the two agree), and the
-        three thresholds as vertical lines with bands of their 95 % intervals. An arrow at the edge
-        stands for thresholds below or above the grid.
+        threshold, the informed one dashed from the spinodal on (elsewhere the two agree), without a
+        line across jumps, and the three thresholds as vertical lines with bands of their 95 %
+        intervals. An arrow at the edge stands for thresholds below or above the grid.
 
         Args:
             ax: Axes to draw in. Default None: new ones.
@@ -295,7 +315,8 @@ def first_order(
         model: An index model with a channel and a prior of mean zero.
         key: Random key of all averages.
         alpha: Increasing grid (K,) of the branches, three numbers > 0 or more. Of several indices a
-            transition narrower than its spacing is not seen. Default: 40 from 0.1 to 5, geometric.
+            transition narrower than its spacing is not seen. Default: 40 from 0.1 to 5,
+            geometric, and of one index more where Q grows fast.
         averages: `smi.Averages(points, nets)`: points of all averages together, and independent
             nets, whose spread is the error bar. Default 2^16 points (one index: 2^14), 8 nets.
         iteration: `smi.Iteration(max_steps=)`, of several indices: the step budget of each fixed
@@ -354,7 +375,7 @@ def first_order(
     check(ordered, "alpha", alpha, allowed)
     check_model(model)
     if model.indices == 1:
-        return _of_one_index(model, grid, Averages.of(averages), key, progress)
+        return _of_one_index(model, grid, alpha is None, Averages.of(averages), key, progress)
     size = power_of_two(max(points_per_net // NETS, 2))
     prior = model.prior
     S = prior.second_moment(model.indices)
@@ -384,11 +405,13 @@ def first_order(
 def _of_one_index(
     model: AbstractModel,
     grid: np.ndarray,
+    refined: bool,
     averages: Averages,
     key: PRNGKeyArray,
     progress: bool | None,
 ) -> FirstOrder:
-    """`first_order` by the curve of all fixed points."""
+    """`first_order` by the curve of all fixed points; `refined`: on more α than those of the grid
+    where Q grows fast."""
     points_per_net, nets = averages.sizes(2**14, 8, 2)
     sizes = Sizes(key, power_of_two(points_per_net), nets)
     still = frozen(model)
@@ -399,10 +422,15 @@ def _of_one_index(
         finite = traits.continuous or traits.discrete or curve.recovery > grid[-1]
         check(finite, "model", model.prior, _PRIORS.format(curve.recovery))
         ends = curve.thresholds(model)
+        folds = [float(frozen(end.alpha)) for end in ends or ()] + curve.other_folds()
     # on both sides of the ends of the branches
-    beside = (1.0 - _BESIDE_EXACT, 1.0 + _BESIDE_EXACT)
-    more = np.outer([float(frozen(end.alpha)) for end in ends or ()], beside)
+    more = np.outer(folds, (1.0 - _BESIDE_EXACT, 1.0 + _BESIDE_EXACT))
     grid = np.union1d(grid, more[(more > grid[0]) & (more < grid[-1])])
+    for _ in range(_REFINEMENTS * refined):
+        Q = np.asarray([curve.overlaps(x)[:, 0, 0] for x in curve.branches(grid)])
+        change = np.max(np.abs(np.diff(Q)), axis=0) / np.max(Q)
+        wide = (change > _STEP) & (np.diff(grid) > _CLOSE * grid[1:])
+        grid = np.union1d(grid, np.sqrt(grid[1:] * grid[:-1])[wide])
     uninformed, informed = map(curve.overlaps, curve.branches(grid))
     curves = not_differentiable((jnp.asarray(grid), uninformed, informed), model)
     if ends is None:

@@ -133,7 +133,7 @@ def test_a_minimum_of_a_risk_is_one_for_any_inputs(own):
         (lambda y: 3.0 * y, r"labels: .*; allowed: \+1 and -1\."),
         (lambda y: 1.0, r"labels: got 1\.0; allowed: one label for each of the 600 inputs: .*"),
         (lambda y: y[1:], r"labels: .*\(599,\).*; allowed: one label for each of the 600 inputs.*"),
-        (lambda y: np.where(y > 0, np.nan, y), r"labels: .* not finite; allowed: .*finite.*"),
+        (lambda y: np.where(y > 0, np.nan, y), r"labels: .* not finite.*; allowed: .*finite.*"),
         (lambda y: np.stack([y, y], 1), r"data\.labels: .*; allowed: one number a sample.*"),
     ],
 )

@@ -396,9 +396,10 @@ def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds
     others = [line for line in ax.lines[5:] if line.get_gid() == "threshold"]
     assert [x.get_linestyle() for x in others] == [x.get_linestyle() for x in lines]
     assert ax.lines[5].get_color() != lower.get_color()
-    # a jump that is none of these ends is not drawn through
-    (jumps, *_) = FirstOrder("none", None, None, None, grid, Q, Q).plot(Figure().subplots()).lines
-    np.testing.assert_array_equal(jumps.get_ydata(), [0.1, 0.2, 0.3, 0.4, np.nan, 0.9])
+    # a jump to a third branch, with an α on each side, is not drawn through
+    third = grid.at[3].set(3.0 + 1e-9)
+    (jumps, *_) = FirstOrder("none", None, None, None, third, Q, Q).plot(Figure().subplots()).lines
+    np.testing.assert_array_equal(jumps.get_ydata(), [0.1, 0.2, 0.3, np.nan, 0.4, 0.9])
     # outside the grid
     ends = FirstOrder("first order", of(jnp.inf), of(0.0), of(0.0), grid, Q, informed)
     assert labels(ends.plot(ax.figure.add_subplot())) == [

@@ -47,7 +47,6 @@ _SQUARED = "cosine$^2$ with the teacher"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _THRESHOLD = "threshold"  # marks their lines
 _AT = r", $\alpha="  # between the name of a threshold and its value
-_JUMP = 0.25  # of the largest Q, between neighbours: the grid does not tell how they are joined
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
@@ -636,13 +635,15 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
     for p in range(indices):
         for k, (branch, jump) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
-            steep = np.flatnonzero(np.abs(np.diff(Q)) > _JUMP * np.max(np.abs(Q))) + 1
+            # jumps to a third branch have an α on both sides
+            beside = np.diff(alpha) < 1e-8 * alpha[1:]
+            jumps = np.flatnonzero(beside & (np.abs(np.diff(Q)) > 1e-3)) + 1
             label = (f"index {p + 1}, {branch}" if indices > 1 else branch) + number
             look: dict[str, Any] = {"label": label, "gid": f"transition{number}"} | line(k)
             look |= {"color": colour(p + call * indices)}
             end = 0.0 if jump is None else float(jump.alpha)
             at = int(np.searchsorted(alpha, end))
-            gaps = np.union1d(steep, at) if 0 < at < len(alpha) else steep
+            gaps = np.union1d(jumps, at) if 0 < at < len(alpha) else jumps
             alpha, Q = np.insert(alpha, gaps, np.nan), np.insert(Q, gaps, np.nan)
             # a marker would hide the gap between two dashes of the legend
             ax.plot(alpha, Q, marker="." if k == 0 else "", ms=3.5, **look)
