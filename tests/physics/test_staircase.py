@@ -10,7 +10,7 @@ import pytest
 from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 import jaxsmi as smi
 from helpers import differences, linear_overlap, result, z_scores
@@ -348,6 +348,40 @@ def test_binary_weights_of_a_door_are_determined_by_its_bits(width):
     assert abs(float(optimal.alpha) - exact) < 2 * float(optimal.stderr) < 1e-6
     if width < 0.7:
         np.testing.assert_allclose(found.algorithmic.alpha, 1.56643, atol=1e-5)
+
+
+@SLOW
+def test_a_jump_to_a_third_branch_is_named():
+    """The door of width 1.07 with binary weights: α(q̂) = q̂/R(q) has two maxima, both by own sums;
+    the higher one is the algorithmic threshold."""
+    width = 1.07
+    x = np.linspace(-12.0, 12.0, 8001)
+    weight = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi) * (x[1] - x[0])
+
+    def alpha(h):
+        q = weight @ np.tanh(h + np.sqrt(h) * x)
+        ends = (np.array([[-width], [width]]) - np.sqrt(q) * x) / np.sqrt(1 - q)
+        inside = ndtr(ends[1]) - ndtr(ends[0])
+        both = inside * (1.0 - inside)
+        slope = np.exp(-0.5 * ends**2) / np.sqrt(2 * np.pi * (1 - q))
+        # rounding, and no weight, where a label is certain
+        ratio = np.where(both > 1e-12, (slope[0] - slope[1]) ** 2 / np.maximum(both, 1e-12), 0.0)
+        return float(h / (weight @ ratio))
+
+    h = np.geomspace(0.2, 6.0, 600)
+    curve = np.array([alpha(value) for value in h])
+    tops = [k for k in range(1, 599) if curve[k] > max(curve[k - 1], curve[k + 1])]
+    ends = [
+        -minimize_scalar(lambda h: -alpha(h), bounds=h[[k - 1, k + 1]], method="bounded").fun
+        for k in tops
+    ]
+    found = smi.first_order(smi.links.door(width, prior=smi.priors.Rademacher()), key=KEY)
+    assert abs(float(found.algorithmic.alpha) - ends[1]) < 1e-8
+    grid, Q = np.asarray(found.alpha), np.asarray(found.uninformed)[:, 0, 0]
+    k = int(np.argmin(np.abs(grid - ends[0])))
+    np.testing.assert_allclose(grid[k : k + 2], ends[0], rtol=1e-6)
+    assert Q[k + 1] - Q[k] > 0.05
+    assert found.message.endswith(f"jumps at α = {ends[0]:.4g}, too: to a third branch.")
 
 
 def test_a_mixture_of_points_has_the_transition_of_its_law():
