@@ -99,6 +99,9 @@ class Result(enum.IntEnum):
         "Not converged: take more steps or a larger tolerance, iteration=smi.Iteration(max_steps, "
         "tolerance=..); close to a threshold convergence is slow.",
         "The run took all its steps before it reached its target: take more steps.",
+        "Not converged: take a ridge, or a larger one, where labels can be fitted exactly or "
+        "separated (the minimum lies at infinity or is not unique); else take more steps or a "
+        "larger tolerance, iteration=smi.Iteration(max_steps, tolerance=..).",
     )
     DIVERGED = (
         3,

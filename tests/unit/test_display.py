@@ -41,6 +41,7 @@ def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
         run = synthetic.solution(kind, result=smi.Result.MAX_STEPS)
         run = dataclasses.replace(run, steps=jnp.asarray(steps))
         assert ("take a larger one" in run.message) == named
+    assert "take a ridge" in smi.Result.MAX_STEPS.learner
     batch = jax.vmap(lambda a: smi.state_evolution(MATRIX, a))(jnp.array([0.1, 0.15]))
     assert "2 SUCCESS" in repr(batch)
 
