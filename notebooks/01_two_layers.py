@@ -142,10 +142,10 @@ assert abs(float(recovery.alpha) - 1.0) < 1e-12
 # too. `learning_order` runs both methods on one teacher, from several random starts.
 
 # %%
-size, alpha, steps = (200, 6.0, 300) if small else (300, 15.0, 1500)
+size, alpha, steps = (200, 6.0, 300) if small else (300, 15.0, 3000)
 data = model.sample(key, dimension=size, alpha=alpha)
 descent = {
-    "optimizer": optax.adam(3e-2 if small else 1e-2),
+    "optimizer": optax.adam(3e-2 if small else 2e-2),
     "steps": steps,
     "gradient": smi.Gradient(batch_size=size // 5 * 2),
 }
