@@ -23,7 +23,7 @@ from jaxtyping import Array
 
 from jaxsmi.channels.base import ClosedFormChannel, check_label_shape
 from jaxsmi.channels.jumps import continuous, steady
-from jaxsmi.core.arrays import clamp_to_tiny, positive_root, theory_dtype
+from jaxsmi.core.arrays import clamp_to_tiny, concrete, positive_root, theory_dtype
 from jaxsmi.core.validate import check
 
 # relative distance up to which a label lies on a flat piece: rounding of labels in float32
@@ -81,7 +81,8 @@ class PiecewiseLinearChannel(ClosedFormChannel):
     def constraints(self) -> Array | None:
         """The probability that the field lies on a steep piece, where a label fixes it, times M;
         None with noise, or with flat pieces alone."""
-        if self.noise is not None or all(self.flat):
+        exact = self.noise is None or (concrete(self.noise) and bool(self.noise == 0.0))
+        if not exact or all(self.flat):
             return None
         mass = jnp.diff(jnp.concatenate([jnp.zeros(1), ndtr(self.knots), jnp.ones(1)]))
         return self.tokens * jnp.sum(jnp.where(np.array(self.flat), 0.0, mass))

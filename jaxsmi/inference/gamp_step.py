@@ -331,11 +331,16 @@ class GampIteration(AbstractSolver[GampLoopState]):
         """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED where
         tr C decays geometrically."""
         weights = state.state.weights
-        size, start = (jnp.sum(W**2) / W[0].size for W in (weights, self.start.weights))
+        before = weights - state.damping.change
+        each = (weights, before, self.start.weights)
+        size, last, start = (jnp.sum(W**2) / W[0].size for W in each)
         still = (state.damping.relative <= self.tolerance) & ~self._emerging(state)
-        ended = still | (jnp.mean(weights**2) <= _MIN_NORM**2 * start)
+        gone, was_gone = (x <= weights.shape[0] * _MIN_NORM**2 * start for x in (size, last))
+        # a penalty |w| takes everything at once where the response overshoots, and the next step
+        # brings it back: no end, unless it stays
+        ended = still | (gone & (self.learner.bayes | was_gone))
         recovered = jnp.zeros((), bool)
-        grown = size > _MAX_GROWTH * start
+        grown = (size > _MAX_GROWTH * start) | (was_gone & ~gone & (count > 1))
         broken = Result.DIVERGED  # of a minimiser: λ + A is not positive definite
         if self.learner.bayes:
             # V of a posterior is its error; that of a minimiser is a response, and need not fall

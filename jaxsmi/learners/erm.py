@@ -57,6 +57,7 @@ from jaxsmi.priors.iid import squares
 Starts = Callable[[Array, Array], Array]
 
 _BLOCK_SIZE = 4096  # samples whose proximal points are sought at a time
+_LEAST_RESPONSE = 1e-9  # of 1/A: differences of proximal points keep seven digits
 _TOLERANCE = 1e-6  # gradient that may remain at a proximal point, relative to g
 _PROBES = 64  # random fields and labels at which a loss is examined
 _RANDOM_STARTS = 4
@@ -300,10 +301,13 @@ class Erm(AbstractIndexLearner):
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """Return W and C, the average over columns; of a ridge (λ + A)^{-1} b and (λ + A)^{-1}, NaN
-        where λ + A is not positive definite."""
+        where λ + A is not positive definite. C is 1e-9/A where no weight responds: proximal points
+        need a width."""
         self._check_columns(b.shape[1])
         W, C = self.penalty.responses(b, A)
-        return W, jnp.mean(C, 0)
+        C = jnp.mean(C, 0)
+        least = _LEAST_RESPONSE * jnp.eye(len(A), dtype=C.dtype) / jnp.trace(A)
+        return W, jnp.where(jnp.trace(C) == 0.0, least, C) if self._kinked else C
 
     def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
         """See `AbstractResponder.bethe_terms`."""

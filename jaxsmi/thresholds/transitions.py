@@ -62,8 +62,8 @@ _BESIDE_EXACT = 1e-9
 _REFINEMENTS, _STEP, _CLOSE = 4, 0.05, 1e-3
 _THIRD = 1e-3  # change of Q there that is a jump
 _PRIORS = (
-    "a Gaussian prior or one of points, as smi.priors.Rademacher(): recovery is perfect at α = "
-    "{:.4g} (the free entropy of others diverges, or is not known to be finite)"
+    "a Gaussian prior, one of points as smi.priors.Rademacher(), or label noise (1e-4 is little): "
+    "recovery is perfect at α = {:.4g} (free entropies of others diverge, or may diverge)"
 )
 
 

@@ -407,3 +407,19 @@ def test_cross_entropy_of_three_classes():
     bars = end.stderrs
     ours = np.trace(end.stderr), np.trace(bars["teacher_overlap"]), bars["train_loss"]
     assert np.all(np.abs(np.array(found) - mean) < 4.0 * np.hypot(errors, np.array(ours)))
+
+
+def test_a_lasso_that_overshoots_does_not_end_at_zero():
+    """With few labels and a small penalty the response V grows tenfold a step, until the threshold
+    takes all weights: W = 0 was returned as SUCCESS, at a risk 400 times that of the minimum."""
+    model = smi.links.linear(0.0, prior=smi.priors.BernoulliGauss(0.2))
+    learner = smi.Erm(ridge=0.0, l1=1e-3)
+    for seed in (0, 3):  # where it happened
+        data = model.sample(jax.random.key(seed), dimension=300, alpha=0.1)
+        run = smi.gamp(model, data, learner=learner, key=jax.random.key(100 + seed))
+        assert int(run.result) != smi.Result.SUCCESS or float(run.gradient_norm) < 1e-2
+        assert float(run.train_loss) < 1e-2
+    # of a large penalty zero is the minimum
+    run = smi.gamp(model, data, learner=smi.Erm(ridge=0.0, l1=10.0), key=jax.random.key(0))
+    assert not np.any(run.weights)
+    assert int(run.result) == smi.Result.SUCCESS

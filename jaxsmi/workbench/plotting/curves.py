@@ -289,11 +289,14 @@ def _means(
     ax: Axes, runs: Sequence[Solution], points: np.ndarray, bars: float, look: dict[str, Any]
 ) -> None:
     """Draw x, y, errors (3, n) as markers; of several at one x the mean, with its error by their
-    spread, without runs that did not converge: those are crosses. A warning says which have no
-    y."""
+    spread, without runs that did not converge: those are crosses, and where they are the majority,
+    there is no mean, as the others are no fair sample. A warning says which have no y."""
     _mark(ax, runs, points, look["color"])
     known = np.isfinite(points[1])
-    x, y, error = points[:, known & np.isin([int(run.result) for run in runs], _SOUND)]
+    sound = np.isin([int(run.result) for run in runs], _SOUND)
+    majority = np.array([np.mean(sound[known & (points[0] == a)]) >= 0.5 for a in points[0, known]])
+    sound[known] &= majority
+    x, y, error = points[:, known & sound]
     if not known.all():
         listed = ", ".join(f"{a:.4g}" for a in np.unique(points[0, ~np.isfinite(points[1])]))
         said = f"{look['label']}: runs without a teacher, or that failed, are not drawn, at α ="
@@ -456,8 +459,8 @@ def risk_against_alpha(
     """Draw an error of several learners against α: theory as lines with bands of two standard
     errors, crosses where no fixed point was reached and open circles where it is unstable; runs as
     markers in the colour of the curve before them (each method with its own marker, if a curve has
-    several), of several runs at one α the mean of those that converged, with a bar of two of its
-    standard errors. Runs without a teacher have no error: give `values`.
+    several), of several runs at one α the mean of those that converged, if half of them did, with
+    a bar of two of its standard errors. Runs without a teacher have no error: give `values`.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; after

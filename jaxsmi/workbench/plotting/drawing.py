@@ -36,7 +36,7 @@ CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}  #
 # Okabe and Ito: distinguishable with any colour vision
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_LINES = ("-", "--", "-.", (0, (1, 1)))
+_LINES = ("-", "--", "-.", (0, (1, 1)), (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)))
 _LIGHTEST = 0.8  # empirical: the end of viridis that is still visible on white
 _COVER = "extent of the legend"  # label of invisible axes
 _HIGHEST = 0.24  # part of a figure's height that a legend may take; then its letters are smaller
