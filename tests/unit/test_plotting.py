@@ -129,7 +129,7 @@ def test_of_several_runs_the_mean_is_drawn(ax):
         half = 2.0 * values.std(ddof=1) / 3**0.5
         np.testing.assert_allclose(bars[1][:, 1], [mean - half, mean + half])
         np.testing.assert_allclose(bars[0][:, 1], single)
-    assert labels(ax)[2:] == [f"layer {p}, GAMP, mean of 1 to 3" for p in (1, 2)]
+    assert labels(ax)[2:] == [f"layer {p}, GAMP, mean of 1 to 3, ± 2 s.e." for p in (1, 2)]
 
 
 def test_runs_that_did_not_converge_are_crosses_outside_of_the_mean(ax):
@@ -331,6 +331,18 @@ def test_runs_of_a_learner_are_markers_in_the_colour_of_its_theory(ax):
     assert runs.get_color() == ridge.get_color() != bayes.get_color()
     assert [line.get_linestyle() for line in (bayes, ridge, runs)] == ["-", "--", "None"]
     assert len(ax.collections) == 2  # bands of theory
+
+
+def test_a_legend_has_runs_beside_their_theory(ax):
+    runs = [synthetic.solution("gamp", alpha=0.6) for _ in range(3)]
+    for k, run in enumerate(runs):
+        runs[k] = dataclasses.replace(run, error=jnp.asarray(0.1 * k))
+    missed = [synthetic.solution("gamp", alpha=0.6, result=Result.MAX_STEPS)]
+    curves = [synthetic.curve(), synthetic.curve(), runs + missed, runs]
+    wide = plotting.risk_against_alpha(curves, ["Bayes", "a", "a 1", "a 2"])
+    beside = ["", *(f"a {k}, mean of 3, ± 2 s.e." for k in (1, 2)), ""]
+    assert labels(wide) == ["Bayes", "a", "", "not converged", *beside]
+    matplotlib.pyplot.close(wide.figure)
 
 
 def test_methods_have_markers_of_their_own_and_learners_colours(ax):

@@ -310,6 +310,7 @@ def _means(
         look |= {"markerfacecolor": "white", "label": f"{look['label']}, mean of {numbers}"}
     if np.any(error > 0.0):
         tint = look["color"]
+        look |= {"label": f"{look['label']}, ± {bars:g} s.e."}
         ax.errorbar(at, mean, bars * error, fmt="none", ecolor=tint, capsize=0, zorder=2.9)
     ax.plot(at, mean, **look)
 
@@ -328,7 +329,7 @@ def _point(solution: Solution, p: int) -> tuple[float, float, float]:
     return float(solution.alpha), cosine**2, error
 
 
-def _finish(ax: Axes, columns: int, title: str = "", **labels: Any) -> Axes:
+def _finish(ax: Axes, columns: drawing.Columns, title: str = "", **labels: Any) -> Axes:
     """Label the axes; a legend in `columns` columns, none where this is zero, with a title of what
     all that was drawn has in common."""
     ax.set(**labels)
@@ -504,6 +505,7 @@ def risk_against_alpha(
     theories = [all(x.kind in _THEORY for x in solutions) for solutions in curves]
     methods = any(not (one or other) for one, other in pairwise(theories))
     ax, k, method = drawing.axes_or_new(ax), -1, -1
+    rows: list[list[str]] = []  # of the legend: theory, and its runs beside it
     for solutions, estimate, label, theory in zip(curves, values, labels, theories, strict=True):
         k, method = max(k + theory, 0), -1 if theory else method + 1
         order = np.argsort([float(x.alpha) for x in solutions])
@@ -516,7 +518,10 @@ def risk_against_alpha(
         else:
             shape = method if methods else None
             _means(ax, curve, points, 2.0, markers(k, shape) | {"label": label})
-    columns = min(len(curves), 3)
+        rows += [["", ""]] if theory or not rows or rows[-1][1] else []
+        rows[-1][not theory] = str(ax.lines[-1].get_label())
+    mixed = any(theories) and not all(theories)
+    columns = list(zip(*rows, strict=True)) if mixed else min(len(curves), 3)
     words = "mean squared error" if quantity == "error" else quantity.replace("_", " ")
     return _finish(ax, columns, xlabel=_ALPHA, ylabel=words)
 

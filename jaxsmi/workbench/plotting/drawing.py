@@ -8,7 +8,8 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Keys = Mapping[str, Mapping[str, Any]]  # entries of a legend: label -> line style
+Columns = int | Sequence[Sequence[str]]  # of a legend: their number, or the labels in each
 
 COLUMN = 3.5  # inches: one column of a two-column page, and its whole width
 PAGE = 7.1
@@ -145,9 +147,10 @@ def from_zero(ax: Axes) -> None:
         ax.set_ylim(bottom=0.0)
 
 
-def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
+def legend(ax: Axes, keys: Keys | None = None, columns: Columns = 1, **settings: Any) -> None:
     """Draw a legend of the labelled artists, each label once, lines before markers, and of `keys`,
-    which explain line styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`."""
+    which explain line styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`.
+    With as many `ncols`, `columns` are the labels in each ("" is a gap); the others follow."""
     from matplotlib.lines import Line2D
 
     entries: dict[str, Artist] = {}
@@ -157,15 +160,23 @@ def legend(ax: Axes, keys: Keys | None = None, **settings: Any) -> None:
     for label, drawn in (keys or {}).items():
         look: dict[str, Any] = {"color": INK, "mfc": "none"} | dict(drawn)
         entries[label] = Line2D([], [], **look)
+    labels = list(entries)
+    if not isinstance(columns, int) and len(columns) == settings.get("ncols"):
+        table = [[x if x in entries else "" for x in column] for column in columns]
+        min(table, key=len).extend(x for x in labels if not any(x in column for column in columns))
+        entries[""] = Line2D([], [], linestyle="none")
+        filled = zip(*zip_longest(*table, fillvalue=""), strict=True)  # one after the other
+        labels = [x for column in filled for x in column]
     if entries:
         look = {"alignment": "left", "title_fontsize": 7} | settings
-        ax.legend(list(entries.values()), list(entries), **look)
+        ax.legend([entries[x] for x in labels], labels, **look)
 
 
-def legend_above(ax: Axes, columns: int, **settings: Any) -> None:
-    """Draw the legend above the axes, in `columns` columns or the most that fit into the figure, of
-    a high one in smaller letters, for which a new figure grows; inside the axes if none fit. A
-    title of the axes, also a later one, goes above it. Logarithmic axes get short labels."""
+def legend_above(ax: Axes, columns: Columns, **settings: Any) -> None:
+    """Draw the legend above the axes, in `columns` columns (their number, or the labels in each) or
+    the most that fit into the figure, of a high one in smaller letters, for which a new figure
+    grows; inside the axes if none fit. A title of the axes, also a later one, goes above it.
+    Logarithmic axes get short labels."""
     from matplotlib.transforms import ScaledTranslation
 
     # matplotlib moves a title above inset axes, not above a legend: these have the legend's extent
@@ -179,8 +190,9 @@ def legend_above(ax: Axes, columns: int, **settings: Any) -> None:
     own = figure.get_gid() == _OWN
     most = _HIGHEST * (figure.dpi * _HEIGHT if own else figure.bbox.height)
     for highest, look in ((most, {}), (most, _SMALL), (np.inf, _SMALL)):
-        for count in range(columns, 0, -1):
-            legend(ax, None, **place | {"borderaxespad": 0.3, "ncols": count} | look | settings)
+        for count in range(columns if isinstance(columns, int) else len(columns), 0, -1):
+            found = place | {"borderaxespad": 0.3, "ncols": count} | look | settings
+            legend(ax, None, columns, **found)
             if _legend_fits(ax, highest):
                 if own and (drawn := ax.get_legend()):
                     more = max(drawn.get_window_extent().height - most, 0.0)
