@@ -388,6 +388,28 @@ def test_a_sweep_has_error_bands():
     assert labels(panel) == ["not converged"]
 
 
+@pytest.mark.parametrize("values", [(2,), (2, 3), (11, 3)])
+def test_each_value_of_a_parameter_is_named_once(values):
+    """Also where nothing converged; many values have a colour bar."""
+    xarray = pytest.importorskip("xarray")
+    names = ("noise", "flip")[: len(values)]
+    axes, ones = (*names, "seed", "alpha", "index", "index_"), np.ones((*values, 1, 2, 1, 1))
+    fields = dict.fromkeys(("overlap", "covariance", "stderr"), (axes, ones))
+    grid = {name: np.arange(float(n)) for name, n in zip(names, values, strict=True)}
+    table = xarray.Dataset(fields, {"alpha": [1.0, 2.0], **grid})
+    table["result"] = (axes[:-2], np.full(ones.shape[:-2], int(Result.MAX_STEPS)))
+    table.result[0] = int(Result.SUCCESS)
+    panel, *bar = plotting.sweep(table, plotting.canvas()).axes
+    assert (len(bar), bar and bar[0].get_ylabel()) == ((1, "noise") if values[0] == 11 else (0, []))
+    flips = [f"flip {k}" for k in range(3)] * (len(values) > 1)
+    noises = ["noise 0", "noise 1"] * (not bar)
+    assert sorted(filter(None, labels(panel))) == sorted([*flips, *noises, "not converged"])
+    curves = [x for x in panel.lines if len(x.get_xdata()) and x.get_linestyle() != "None"]
+    looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in curves}
+    assert len(looks) == np.prod(values)
+    assert len({x.get_color() for x in curves}) == values[0]
+
+
 def test_a_transition_is_two_branches_with_gaps_at_their_ends_and_its_thresholds(ax):
     of = synthetic.threshold
     grid, Q = jnp.arange(1.0, 6.0), jnp.array([0.1, 0.2, 0.3, 0.4, 0.9])[:, None, None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -671,11 +671,12 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
 @style()
 def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     """Draw the share of each index that a sweep learned against α, one panel an index, one curve a
-    combination of parameters, from dark to light.
+    combination of parameters: colours tell values of the first one, from dark to light, line styles
+    and markers those of the others.
 
     The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds. Bands are
-    two standard errors (`sweeps.mean_error`). Points at which a seed did not converge are crosses,
-    and no line joins them.
+    two standard errors (`sweeps.mean_error`). Points at which a seed did not converge are crosses
+    (of several parameters within the marker of their curve), and no line joins them.
 
     Args:
         table: From `jaxsmi.sweep`.
@@ -693,37 +694,47 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     count, top = share.sizes["index"], 1.0 if share.max() < 1.001 else np.inf  # Q of training
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
     panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
+    number = lambda x: f"{x:.4g}" if isinstance(x, float) else str(x)
+    said = [[f"{name} {number(x)}" for x in share[name].values] for name in parameters]
+    first, others = said[0] if said else [""], [", ".join(x) for x in product(*said[1:])]
+    shapes = [markers(0, n)["marker"] for n in range(len(others))] if len(said) > 1 else ["."]
+    looks = [line(n) | {"marker": x, "markersize": 3.5} for n, x in enumerate(shapes)]
+    tints = drawing.shades(len(first))
     for p, ax in enumerate(panels):
         of_index = lambda x: x.isel(index=p, index_=p)  # noqa: B023
         flat = lambda x: x.stack(row=parameters) if parameters else x.expand_dims("row")
         rows, errors, missed = (
             flat(x).transpose("row", "alpha") for x in (of_index(share), of_index(error), failed)
         )
-        tints = drawing.shades(rows.sizes["row"])
-        for k, tint in enumerate(tints):
-            values = [rows[name].values[k] for name in parameters]
-            shown = [f"{x:.4g}" if isinstance(x, float) else f"{x}" for x in values]
-            label = ", ".join(map(" ".join, zip(parameters, shown, strict=True)))
-            # with more curves than this a legend hides the panel: a colour bar
+        for k, (tint, look) in enumerate(product(tints, looks)):
             known, crosses = rows[k].where(~missed[k]), rows[k].where(missed[k])
-            named = len(tints) <= _MOST_NAMES and known.notnull().any()
-            ax.plot(rows.alpha, known, marker=".", color=tint, label=label if named else None)
+            ax.plot(rows.alpha, known, color=tint, **look)
             ax.plot(rows.alpha, crosses, color=tint, **CROSS)
+            if len(said) > 1:  # crosses have no line style: around them the marker
+                ring = _RING | {"marker": look["marker"], "markersize": 6, "mew": 0.5}
+                ax.plot(rows.alpha, crosses, color=tint, **ring)
             low, high = (known.values + x * errors[k].values for x in (-2.0, 2.0))
             drawing.band(ax, rows.alpha, low, high, tint, within=(0.0, top))
         ax.set(xlabel=_ALPHA, title=f"index {p + 1}" if count > 1 else "")
     panels[0].set_ylabel(_OVERLAP)
+    # more names than this would hide the panels: a colour bar
+    named = [x if len(x) <= _MOST_NAMES else [] for x in (first, others)[: len(said)]]
+    last, keys = panels[-1], ([{"color": tint} for tint in tints], looks)
+    for label, look in chain.from_iterable(map(zip, named, keys)):
+        last.plot([], [], label=label, **{"color": INK} | look)
     if failed.any():
-        panels[0].plot([], [], color=INK, label="not converged", **CROSS)
-    if len(tints) > _MOST_NAMES and len(parameters) == 1:
-        _colour_bar(list(panels), parameters[0], rows[parameters[0]].values, tints)
-    drawing.legend(panels[0])
+        last.plot([], [], color=INK, label="not converged", **CROSS)
+    if len(tints) > _MOST_NAMES:
+        _colour_bar(list(panels), first, tints)
+    if count > 1:  # the panels share it, at their right
+        drawing.legend(last, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    else:
+        columns = [x[k : k + 5] for x in named for k in range(0, len(x), 5)]
+        drawing.legend_above(last, columns if len(said) > 1 and columns else 4)
     return figure
 
 
-def _colour_bar(
-    panels: Sequence[Axes], name: str, values: np.ndarray, tints: Sequence[str]
-) -> None:
+def _colour_bar(panels: Sequence[Axes], names: Sequence[str], tints: Sequence[str]) -> None:
     """The values of a parameter by the colours of their curves, beside the panels."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -731,7 +742,6 @@ def _colour_bar(
     norm = BoundaryNorm(np.arange(len(tints) + 1) - 0.5, len(tints))
     bar = panels[0].figure.colorbar(ScalarMappable(norm, ListedColormap(tints)), ax=panels)
     ticks = np.linspace(0, len(tints) - 1, 5).astype(int).tolist()
-    bar.set_label(name)
-    named = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in values[ticks]]
-    bar.set_ticks(ticks, labels=named)
+    bar.set_label(names[0].partition(" ")[0])
+    bar.set_ticks(ticks, labels=[x.partition(" ")[2] for x in np.array(names)[ticks]])
     bar.ax.minorticks_off()
