@@ -20,10 +20,10 @@ from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.fixed_point import numbers_of
+from jaxsmi.numerics.quadrature import WIDEST
 
 _LINES = 16  # random lines through the fields
 _INTERVALS = 128  # intervals on each line
-_REACH = 8.3  # of the one line through one field: a Gaussian has 1e-16 of its mass outside
 
 # a gradient that changes by this share of its range within _TURN_HALVINGS halvings (some 0.005 of a
 # field) is as bad as a kink: tanh(13 z), sin(20 z)
@@ -101,7 +101,7 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
     ends = np.random.default_rng(0).standard_normal((2, _LINES, indices, tokens)) * 2.0
     lines, intervals = _LINES, _INTERVALS
     if indices * tokens == 1:  # one line holds all fields
-        ends, lines, intervals = _REACH * np.array([[[[-1.0]]], [[[1.0]]]]), 1, _LINES * _INTERVALS
+        ends, lines, intervals = WIDEST * np.array([[[[-1.0]]], [[[1.0]]]]), 1, _LINES * _INTERVALS
     first, last = (jnp.asarray(end, dtype) for end in ends)
 
     def labels_of(law: Callable[[Array], Array], t: Array) -> Array:
@@ -140,7 +140,7 @@ def places(law: Callable[[Array], Array], count: int) -> Array:
     """
     changes = _changes(law, 1, 1)
     jumps, share = changes.jumps[0], changes.ends[0][0]
-    field = jnp.where(jumps, _REACH * (2.0 * share - 1.0), 0.0)
+    field = jnp.where(jumps, WIDEST * (2.0 * share - 1.0), 0.0)
     nearest = field[jnp.argsort(jnp.where(jumps, jnp.abs(field), jnp.inf))]
     return nearest[jnp.arange(count) % jnp.clip(jnp.sum(jumps), 1, count)]
 

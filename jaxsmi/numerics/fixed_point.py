@@ -505,7 +505,9 @@ def zero_of_slope(slope: Array, x: Array) -> Array:
 
 
 # a tangent has the type of its number, which may be float32
-zero_of_slope.defjvps(None, lambda moved, _, slope, x: jnp.sum(slope * moved.astype(slope.dtype)))
+zero_of_slope.defjvps(
+    None, lambda moved, _, slope, x: jnp.sum(slope * jnp.asarray(moved, slope.dtype))
+)
 
 
 def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:

@@ -228,10 +228,10 @@ def quotient(numerator: Array, denominator: Array) -> Array:
 _FEWEST = (
     8  # points per axis below which a grid is worse than a net [theory: empirical-risk, Eq. (16)]
 )
-_WIDEST = 8.3  # a Gaussian has 1e-16 of its mass outside
+WIDEST = 8.3  # a Gaussian has 1e-16 of its mass outside
 
 
-# relative, of averages whose nets agree to rounding: the mass beyond `_WIDEST` times the growth of
+# relative, of averages whose nets agree to rounding: the mass beyond `WIDEST` times the growth of
 # what is averaged (measured: 2e-12 for |z|, below 1e-12 for signs and logistic labels)
 INTEGRAL_ERROR = 1e-11
 # distance from a centre within which points of `fine_points` are as dense as they get
@@ -275,7 +275,7 @@ def gaussian_points(
         position = randomised_gaussians(key, size, randomisations, dimension)
         return Points(position, jnp.full(position.shape[:2], 1.0 / size, position.dtype))
     # the mass outside and the error of the sum inside fall alike where the width is √(π n)
-    width = min(np.sqrt(np.pi * side), _WIDEST)
+    width = min(np.sqrt(np.pi * side), WIDEST)
     step = 2.0 * width / side
     axes = np.meshgrid(*[np.arange(side) - side // 2] * dimension, indexing="ij")
     index = jnp.asarray(np.stack([axis.ravel() for axis in axes], -1), theory_dtype())
@@ -297,8 +297,8 @@ def fine_points(key: PRNGKeyArray, samples: int, randomisations: int, centres: A
     each, order = samples // len(centres), np.zeros(1)
     while len(order) < each:
         order = np.concatenate([2.0 * order, 2.0 * order + 1.0])
-    c = jnp.clip(lax.stop_gradient(centres), -_WIDEST, _WIDEST)
-    end = jnp.arcsinh((_WIDEST + jnp.abs(c)) / _FINEST)
+    c = jnp.clip(lax.stop_gradient(centres), -WIDEST, WIDEST)
+    end = jnp.arcsinh((WIDEST + jnp.abs(c)) / _FINEST)
     # centres that are the same share one finer sum
     part = np.arange(len(centres)) / len(centres)
     shift = jax.random.uniform(key, (randomisations, 1, 1), theory_dtype())
