@@ -104,7 +104,8 @@ def execute(words: CommandLine) -> int:
         print(f"jaxsmi {words.name}: {said}", file=sys.stderr)
         return INTERRUPTED
     done.data["seconds"] = time.perf_counter() - begin
-    done.text += f"\n{done.data['seconds']:.1f} s."
+    took = "This check took " * bool(words.values.get("dry_run"))
+    done.text += f"\n{took}{done.data['seconds']:.1f} s."
     _finish(words, done)
     if done.problem:
         print(f"jaxsmi {words.name}: {done.problem}", file=sys.stderr)

@@ -189,6 +189,8 @@ def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
     if size:
         data["data_bytes"] = size
         text += f" The largest data set takes {size / 1e9:.2g} GB."
+    if size and not done and len(grid.alpha) > 1:
+        text += f" The first row takes longest: it compiles for {len(grid.alpha)} sizes of data."
     return Report(data, text)
 
 

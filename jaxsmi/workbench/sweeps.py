@@ -15,6 +15,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -177,8 +178,10 @@ def _solve_rows(
     if progress and rows:
         print(f"{len(rows)} of {size} rows were solved before.", file=sys.stderr)
     bar = tqdm(total=size, initial=len(rows), desc="rows", disable=hidden, leave=False)
-    with bar, contextlib.closing(solved):
+    with bar, contextlib.closing(solved), _noted_interrupts() as interrupts:
         for number, row in solved:
+            if interrupts:  # one that was lost: what it broke may be a failure of this row
+                raise KeyboardInterrupt
             if folder is not None:
                 with atomic_write(folder / _file(number)) as temporary:
                     # NumPy types the keywords of savez as if they were its own
@@ -186,6 +189,26 @@ def _solve_rows(
             rows[number] = row
             bar.update()
     return rows
+
+
+@contextlib.contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Note each Ctrl-C: Python drops a KeyboardInterrupt in a callback of C++ or a destructor."""
+    noted: list[int] = []
+    raising: Any = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: object) -> None:
+        noted.append(number)
+        raising(number, frame)
+        noted.pop()  # a handler that does not raise ends nothing
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, note) if main and callable(raising) else None
+    try:
+        yield noted
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def _rows_kept(grid: Grid, folder: pathlib.Path | None) -> str:

@@ -346,6 +346,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path, monkeypatch):
     said = call(capsys, "sweep", grid, "--dry-run", "--out", tmp_path / "out")[1]
     assert "4 rows of 2 alpha; 3 are solved. About" in said
     assert "s a row, compilation included." in said
+    assert "\nThis check took " in said
     grid.write_text(GRID.replace("\n", "\nseeds = 2\n", 1))  # another sweep
     refused = [call(capsys, "sweep", grid, "--out", out, *more) for more in ((), ("--dry-run",))]
     assert refused[0] == refused[1]
@@ -354,6 +355,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path, monkeypatch):
     grid.write_text(GRID.replace("\n", '\nsolver = "gamp"\n', 1) + "[settings]\ndimension = 300\n")
     found = json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])
     # inputs (300, 1, 300), labels and a teacher of 300 numbers, in float64, and a few more
+    assert "it compiles for 2 sizes of data" in call(capsys, "sweep", grid, "--dry-run")[1]
     assert found["data_bytes"] == pytest.approx(8 * (300**2 + 2 * 300), rel=1e-3)
     found = storage.load(out / "sweep.nc")
     np.testing.assert_allclose(found.noise, np.geomspace(0.1, 0.8, 4))

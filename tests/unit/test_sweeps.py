@@ -1,5 +1,6 @@
 """Sweeps and files: what they hold, what they keep, and how a killed sweep goes on."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -232,6 +233,19 @@ def test_an_interruption_says_which_rows_are_kept(tmp_path):
 
     with pytest.raises(KeyboardInterrupt, match=r"1 of 2 rows are kept in .*: the same call"):
         table(solver=stopped, out=tmp_path)
+
+
+def test_an_interruption_that_was_lost_ends_the_sweep_at_the_next_row(tmp_path):
+    def lost(model, alpha, key, previous):
+        if float(model.channel.noise) > 0.3:
+            with contextlib.suppress(KeyboardInterrupt):  # as in a callback of C++
+                signal.raise_signal(signal.SIGINT)
+        return evolve(model, alpha, key, previous)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 2 rows are kept in .*: the same call"):
+        table(solver=lost, out=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 SCRIPT = """
