@@ -24,7 +24,7 @@ those of each net; the spread of independent `nets` is the statistical error.
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -583,11 +583,18 @@ def check_label_shape(labels: Array, shape: tuple[int, ...]) -> None:
     check(jnp.all(jnp.isfinite(labels)), "labels", labels, "finite numbers")
 
 
-def check_outcomes(labels: Array, outcomes: Array | tuple[float, ...], known: Array) -> None:
-    """Raise a ValueError for labels that are not all `known` as some of the outcomes (K, ...), with
-    the remedy for 0 and 1 in place of signs."""
+def check_outcomes(
+    labels: Array, outcomes: Array | tuple[float, ...], known: Array, remedy: str = ""
+) -> None:
+    """Raise a ValueError that names the first label not `known` (N, ...) as one of the outcomes
+    (K, ...), with the remedy for 0 and 1 in place of signs."""
     values = np.asarray(outcomes).tolist() if concrete(outcomes) else []
     signs = sorted(np.ravel(values)) == [-1.0, 1.0]
     allowed = "+1 and -1" if signs else f"only the outcomes {values}" if values else "the outcomes"
     bits = signs and concrete(labels) and bool(np.all((labels == 0) | (labels == 1)))
-    check(known, "labels", labels, allowed + ": take 2 * labels - 1" * bits)
+    found: Any = labels
+    if concrete((labels, known)) and not bool(jnp.all(known)):
+        first = jnp.argmin(jnp.all(known.reshape(len(known), -1), axis=1))
+        found = f"the label {np.asarray(labels[first]).tolist()}"
+    allowed += ": take 2 * labels - 1" if bits else remedy
+    check(known, "labels", found, allowed)

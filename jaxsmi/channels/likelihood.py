@@ -84,7 +84,7 @@ class Likelihood(eqx.Module):
         if self.outcomes is not None:
             axes = tuple(range(2, labels.ndim + 1))
             known = jnp.any(jnp.all(labels[:, None] == self.outcomes, axis=axes), axis=1)
-            check_outcomes(labels, self.outcomes, jnp.all(known))
+            check_outcomes(labels, self.outcomes, known, "; or list more of them, outcomes=")
         if self.counts:
             whole = (labels >= 0) & (labels == jnp.floor(labels))
             check(jnp.all(whole), "labels", labels, "counts: integers >= 0")

@@ -127,7 +127,7 @@ class OrthantChannel(LevelsChannel):
         check_label_shape(labels, ())
         if self.noise is None:
             known = jnp.any(labels[:, None] == self.values, axis=1)
-            check_outcomes(labels, self.distinct, jnp.all(known))
+            check_outcomes(labels, self.distinct, known)
 
     def log_likelihood(self, label: Array) -> Array:
         """log p(y|v_s) (2^P,)."""

@@ -67,7 +67,7 @@ class AbstractSignsChannel(ClosedFormChannel):
     def check_labels(self, labels: Array) -> None:
         """Check that labels are ±1, shape (N,)."""
         check_label_shape(labels, ())
-        check_outcomes(labels, (1.0, -1.0), jnp.all(jnp.abs(labels) == 1.0))
+        check_outcomes(labels, (1.0, -1.0), jnp.abs(labels) == 1.0)
 
 
 class SignChannel(AbstractSignsChannel):

@@ -353,7 +353,8 @@ def call_user_function(
             allowed += f": use jnp instead of np in `{name}`"
         elif isinstance(failure, jax.errors.ConcretizationTypeError):
             reason = "one that needs the value of an array, for if, while, float() or int()"
-            allowed += f": use jnp.where instead of if, and no float() in `{name}`"
+            use = "use jnp.where instead of if, jnp.sin instead of math.sin"
+            allowed += f": {use}, and no float() in `{name}`"
         raise ValueError(f"{name}: got {reason}; allowed: {allowed}.") from failure
 
 

@@ -260,7 +260,7 @@ class Erm(AbstractIndexLearner):
     def check_labels(self, labels: Array) -> None:
         """Raise a ValueError for labels other than ±1 of a loss of margins."""
         if self.of_margins:
-            check_outcomes(labels, (1.0, -1.0), jnp.all(jnp.abs(labels) == 1.0))
+            check_outcomes(labels, (1.0, -1.0), jnp.abs(labels) == 1.0)
 
     @property
     def of_margins(self) -> bool:
@@ -388,7 +388,8 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     noise = _probes((model.channel.noise_size,), 2)
     labels = _labels_of(model.channel, _probes((model.indices, model.channel.tokens), 1), noise)
     allowed = (
-        "smi.losses.squared or another of real labels; or a model of labels ±1: smi.links.sign()"
+        "smi.losses.squared or another of real labels; or a model of labels ±1, such as "
+        "smi.links.sign(), and labels 2 * y - 1 of data of 0 and 1"
     )
     signs = not learner.of_margins or bool(jnp.all(jnp.abs(labels) == 1.0))
     check(signs, "loss", "one for labels +1 and -1, which this model does not make", allowed)

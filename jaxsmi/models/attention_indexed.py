@@ -80,7 +80,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         layers: L, all of width ρ. Default 1; several can be sampled and trained, as no closed
             theory of them is known.
         skip: Residual strength c >= 0 of the layers. Default 1.
-        log_likelihood: log p(y|h) of (y, h), normalised, instead of noise. Default None.
+        log_likelihood: log p(y|h) of (y, h), as in `MultiIndex`, instead of noise. Default None.
         sampler: Draws a label from (key, h), beside log_likelihood. Default None.
         outcomes: All labels (K, ...), if they are few, in place of a sampler. Default None.
         tolerance: Error of Γ that a numerical channel aims at, as in `MultiIndex`. Default None.

@@ -33,7 +33,7 @@ from jaxsmi.core.arrays import (
 from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.display import constructor_repr
 from jaxsmi.core.results import Result
-from jaxsmi.core.solution import Estimate, LearnerSolution, Solution
+from jaxsmi.core.solution import Estimate, Solution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.design.designs import AbstractDesign
 from jaxsmi.design.products import Inputs, draw_inputs, product_dtype, shifted, streams
@@ -257,7 +257,7 @@ class AbstractModel(eqx.Module):
         Args:
             solution: The solution of `gamp` or `train`, one that `smi.load` reads, or an estimate
                 itself: rows (P, D), or a matrix (d, d) or (L, d). `bayes` needs the posterior of
-                `gamp` or `spectral`.
+                `gamp` or `spectral`, read from a file or not.
             inputs: New inputs (N, M, D), or (N, D) of one token.
             bayes: Average over the posterior, by 1024 samples of a Gaussian net, the same for all
                 inputs: exact for a linear link, to 3e-3 for a sign, to 1 or 2 % of the spread for
@@ -296,6 +296,7 @@ class AbstractModel(eqx.Module):
         allowed = f"an array of shape ({', '.join(map(str, ('N', *shape)))})"
         # in their own precision: float32 inputs would take twice the memory in that of theory
         x = validate.array("inputs", inputs, allowed, dtype=precision_of(inputs), empty=True)
+        allowed += "; for one input x[None]" * (shape in (x.shape, (1, *x.shape)))
         x = x[:, None] if x.ndim == 2 else x
         check(x.ndim == 3 and x.shape[1:] == shape, "inputs", inputs, allowed)
         _warn_of_new_inputs(self, solution, x)
@@ -303,11 +304,12 @@ class AbstractModel(eqx.Module):
         if not bayes:
             return jax.vmap(self.link)(fields)
         # V of a learner is a response, and that of training unknown: neither is a posterior's
-        allowed = "for bayes=True the Solution of gamp with learner=smi.Bayes(), its default"
-        run = validate.instance("solution", solution, Solution, allowed)
-        other = isinstance(run, LearnerSolution) or run.kind not in ("gamp", "spectral")
-        check(not other, "solution", run, allowed)
-        return self.metric.posterior_labels(fields, run.covariance)
+        allowed = "for bayes=True the solution of gamp with learner=smi.Bayes(), its default"
+        # a run that `smi.load` reads has these names, too
+        run = getattr(solution, "kind", "") in ("gamp", "spectral")
+        check(run and not hasattr(solution, "learner"), "solution", solution, allowed)
+        V = validate.array("solution", getattr(solution, "covariance", None), allowed)
+        return self.metric.posterior_labels(fields, V)
 
     def __repr__(self) -> str:
         return constructor_repr(self)
@@ -531,7 +533,9 @@ def regular_along(model: AbstractModel, directions: list[Array]) -> Array:
 def model_argument(model: object, purpose: str | None = None) -> AbstractModel:
     """Validate the argument `model` of a public function: raise a ValueError for another object, or
     for a model that does not serve the purpose (`AbstractModel.unsupported_reason`)."""
-    argument = validate.instance("model", model, AbstractModel, _MODEL)
+    link = callable(model) and not validate.uncalled(model)
+    allowed = f"{_MODEL}; of a link smi.MultiIndex(link, indices=1)" if link else _MODEL
+    argument = validate.instance("model", model, AbstractModel, allowed)
     reason = None if purpose is None else argument.unsupported_reason(purpose)
     if reason is not None:
         raise ValueError(reason)

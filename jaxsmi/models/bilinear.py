@@ -63,7 +63,8 @@ class Bilinear(MatrixModel):
         output: φ: "linear", "sign" (one-bit sensing), "absolute" (phaseless: S is known up to its
             sign), a JAX function of one number (inference with noise > 0), or a link of one index,
             such as smi.links.relu(0.1). Default "linear"; with `outcomes` E[y|z].
-        log_likelihood: log p(y|z) of (y, z), normalised, instead of Gaussian noise. Default None.
+        log_likelihood: log p(y|z) of (y, z), as in `MultiIndex`, instead of Gaussian noise. Default
+            None.
         sampler: Draws a label from (key, z), beside log_likelihood. Default None.
         outcomes: All labels (K, ...), if they are few, in place of a sampler. Default None.
 

@@ -323,6 +323,7 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:
 _MAX_NODES = 2**20  # empirical: bounds time and memory of one label
 # error of the sum of probabilities that counts as rounding: float32 likelihoods, many outcomes
 _SUM_ROUNDING = 1e-4
+_LABEL_FIRST = "(y, z), in this order (fields z of shape {})"
 
 
 class MultiIndex(IndexModel):
@@ -338,9 +339,10 @@ class MultiIndex(IndexModel):
         tokens: M. Default: that of `channel`, else 1.
         noise: Variance Δ >= 0 of the label noise. Default 0.
         prior: Prior of the rows of W. Default: iid N(0, 1).
-        log_likelihood: log p(y|Z) as a function of (y, Z), normalised, instead of Gaussian noise.
-            Beside a link it serves `gamp` on data of your own; `sample` and `state_evolution` must
-            draw labels, by one of the next two.
+        log_likelihood: log p(y|Z) as a function of (y, Z), instead of Gaussian noise. A constant
+            factor of p changes the free entropy only; with `outcomes` none is allowed: the
+            probabilities must add up to one. Beside a link it serves `gamp` on data of your own;
+            `sample` and `state_evolution` must draw labels, by one of the next two.
         sampler: Draws a label from (key, Z), beside a link, E[y|Z].
         outcomes: All labels (K, ...), if they are few: drawn with the probabilities of
             log_likelihood. The link is then E[y|Z] unless it is given.
@@ -409,7 +411,8 @@ class MultiIndex(IndexModel):
             law = as_module(link)
             # NumPy: inside jit an array of JAX would be traced, and an index out of range no error
             fields = np.zeros((P, M))
-            arguments = f"an array of shape {fields.shape}"
+            of = "an array of shape {}" if argument == "link" else _LABEL_FIRST
+            arguments = of.format(fields.shape)
             output_shape(argument, law, arguments, fields, called=self.name)
             check_closure("link", law, fields)
             variance = validate.number("noise", noise, VARIANCE)
@@ -608,7 +611,7 @@ def _check_likelihood(
         output_shape("sampler", labels.sampler, f"(key, fields {z.shape})", key, z)
         check_closure("sampler", labels.sampler, key, z)
     label = np.zeros(labels.shape(link, (indices, tokens)))
-    arguments = f"(a label, fields {z.shape})"
+    arguments = _LABEL_FIRST.format(z.shape)
     shape = output_shape("log_likelihood", labels.log_likelihood, arguments, label, z)
     check_closure("log_likelihood", labels.log_likelihood, label, z)
     allowed = f"a JAX function of {arguments} that returns one number"

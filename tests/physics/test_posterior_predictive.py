@@ -7,6 +7,7 @@ import pytest
 from jax.scipy.special import erf
 
 import jaxsmi as smi
+import synthetic
 from helpers import slow_but, z_scores
 from jaxsmi.core.solution import LearnerSolution
 
@@ -188,6 +189,19 @@ def test_the_posterior_of_a_run_is_calibrated(name):
     # and the agreement says something: the spread is known to a tenth
     assert np.std(spreads) / np.sqrt(seeds) < 0.1 * exact
     assert abs(np.mean(spreads) / exact - 1) < 0.15
+
+
+def test_a_file_of_a_run_holds_its_posterior(tmp_path):
+    """The same prediction from a file; that of a learner is refused."""
+    pytest.importorskip("h5netcdf")
+    run, x = synthetic.solution("gamp"), gaussian_inputs(5, 1, 4)
+    smi.save(run, tmp_path / "run.nc")
+    smi.save(run, tmp_path / "risk.nc", learner="logistic")
+    model = smi.MultiIndex(lambda z: jnp.prod(jnp.tanh(z)), indices=2)
+    found = model.predict(smi.load(tmp_path / "run.nc"), x, bayes=True)
+    np.testing.assert_array_equal(found, model.predict(run, x, bayes=True))
+    with pytest.raises(ValueError, match=r"(?s)solution: got .* learner=smi.Bayes\(\)"):
+        model.predict(smi.load(tmp_path / "risk.nc"), x, bayes=True)
 
 
 def test_no_spread_without_a_posterior():

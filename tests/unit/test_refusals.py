@@ -5,6 +5,8 @@ argument, what came and what is allowed.
 Single arguments of a wrong kind or range are tried by test_validation.py, for all functions.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,6 +215,14 @@ MODELS = [
     ("flip: got 0.1; allowed: 0 for labels with", lambda: flipped(3, noise=0.1)),
     ("flip: got 0.1; allowed: 0 for labels with", lambda: flipped(5)),
     (r"inputs: .*an array of shape \(N, 1, 5\)", lambda: LINEAR.predict(WIDE[:1], np.ones((4, 6)))),
+    (r"inputs: .*for one input x\[None\]", lambda: LINEAR.predict(WIDE[:1], np.ones(5))),
+    (r"inputs: .*for one input x\[None\]", lambda: TWO.predict(WIDE, WIDE)),
+    (r"model: .*; of a link smi.MultiIndex\(link, ", lambda: smi.gamp(first, DATA, key=KEY)),
+    ("link: .*jnp.sin instead of math.sin", lambda: multi(lambda z: math.sin(z[0, 0]))),
+    (
+        r"log_likelihood: .*of \(y, z\), in this order",
+        lambda: law(outcomes=[0.0, 1.0], log_likelihood=lambda z, y: odds(y, z)),
+    ),
     ("loss: got 'logistic'; .*such as smi.losses.squared", lambda: smi.Erm(loss="logistic")),
     ("skip", lambda: deep(skip=[1.0, 1.0])),
     ("beta", lambda: deep(beta=[1.0, 2.0])),
@@ -344,7 +354,10 @@ INFERENCE = [
     (r"labels: .*\+1 and -1: take 2 \* labels - 1", lambda: gamp(SIGN, labels=np.arange(6) % 2)),
     ("labels", lambda: gamp(MODULUS, labels=-np.ones(6))),
     ("labels", lambda: gamp(smi.links.relu(), labels=-np.ones(6))),
-    ("labels", lambda: gamp(law(outcomes=[-1.0, 1.0]), labels=np.full(6, 2.0))),
+    (
+        r"labels: got the label 2\.0; .*list more",
+        lambda: gamp(law(outcomes=[-1.0, 1.0]), labels=np.array([1, -1, 1, 2.0, 1, 3])),
+    ),
     (r"labels: .*integers >= 0", lambda: gamp(smi.links.poisson(), labels=np.full(6, -1.0))),
     (r"labels: .*counts: integers >= 0", lambda: gamp(smi.links.poisson(), labels=np.full(6, 0.5))),
     ("start", lambda: gamp(LINEAR, start=WIDE)),
