@@ -45,6 +45,7 @@ _ALPHA = r"sample complexity $\alpha$"
 _OVERLAP = r"overlap $Q/\rho$"
 _SQUARED = "cosine$^2$ with the teacher"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
+_MEANS = "means of runs"  # gid of an entry of the legend
 _THRESHOLD = "threshold"  # marks their lines
 _AT = r", $\alpha="  # between the name of a threshold and its value
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
@@ -306,13 +307,24 @@ def _means(
     if np.any(counts > 1):
         spread = np.bincount(place, (y - mean[place]) ** 2) / np.maximum(counts - 1, 1)
         error = np.where(counts > 1, np.sqrt(spread / counts), error)
-        numbers = " to ".join(f"{n}" for n in dict.fromkeys((min(counts), max(counts))))
-        look |= {"markerfacecolor": "white", "label": f"{look['label']}, mean of {numbers}"}
+        look |= {"markerfacecolor": "white"}
     if np.any(error > 0.0):
         tint = look["color"]
-        look |= {"label": f"{look['label']}, ± {bars:g} s.e."}
         ax.errorbar(at, mean, bars * error, fmt="none", ecolor=tint, capsize=0, zorder=2.9)
     ax.plot(at, mean, **look)
+    if np.any(error > 0.0):
+        _key_of_means(ax, counts, bars)
+
+
+def _key_of_means(ax: Axes, counts: np.ndarray, bars: float) -> None:
+    """One entry of the legend, the last one, for the bars of all runs in these axes."""
+    before = [x for x in ax.lines if x.get_gid() == _MEANS]
+    counts = np.concatenate([counts, *(np.asarray(x.get_xdata()) for x in before)])
+    for old in before:
+        old.remove()
+    (key,) = ax.plot(counts, np.full(len(counts), np.nan), "|", color=INK, ms=7, gid=_MEANS)
+    numbers = " to ".join(f"{n:.0f}" for n in dict.fromkeys((min(counts), max(counts))))
+    key.set_label(f"mean of {numbers}, ± {bars:g} s.e." if max(counts) > 1 else f"± {bars:g} s.e.")
 
 
 def _point(solution: Solution, p: int) -> tuple[float, float, float]:
@@ -519,7 +531,7 @@ def risk_against_alpha(
             shape = method if methods else None
             _means(ax, curve, points, 2.0, markers(k, shape) | {"label": label})
         rows += [["", ""]] if theory or not rows or rows[-1][1] else []
-        rows[-1][not theory] = str(ax.lines[-1].get_label())
+        rows[-1][not theory] = label
     mixed = any(theories) and not all(theories)
     columns = list(zip(*rows, strict=True)) if mixed else min(len(curves), 3)
     words = "mean squared error" if quantity == "error" else quantity.replace("_", " ")

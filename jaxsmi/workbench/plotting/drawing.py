@@ -163,7 +163,8 @@ def legend(ax: Axes, keys: Keys | None = None, columns: Columns = 1, **settings:
     labels = list(entries)
     if not isinstance(columns, int) and len(columns) == settings.get("ncols"):
         table = [[x if x in entries else "" for x in column] for column in columns]
-        min(table, key=len).extend(x for x in labels if not any(x in column for column in columns))
+        for label in (x for x in labels if not any(x in column for column in columns)):
+            min(table, key=len).append(label)
         entries[""] = Line2D([], [], linestyle="none")
         filled = zip(*zip_longest(*table, fillvalue=""), strict=True)  # one after the other
         labels = [x for column in filled for x in column]
