@@ -229,12 +229,14 @@ class Messages(NamedTuple):
 class Bethe(NamedTuple):
     """What the messages at the end of a run say of it (`GampIteration.bethe`): its Bethe
     `free_entropy`, the `stability`, and the `direction` (P, P) of fastest growth, of trace one;
-    and whether the messages are `rescaled` there by their calibration."""
+    whether the messages are `rescaled` there by their calibration; and the `estimate` Ŵ by them,
+    without damping."""
 
     free_entropy: Array
     stability: Array
     direction: Array
     rescaled: Array
+    estimate: Array
 
 
 class GampIteration(AbstractSolver[GampLoopState]):
@@ -449,9 +451,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         everywhere = (EVERYWHERE,) * len(Bethe._fields)
         return Bethe(*self._on_devices(GampIteration._device_bethe, state, everywhere))
 
-    def _device_bethe(
-        self, state: GampState, numbers: Draws | None
-    ) -> tuple[Array, Array, Array, Array]:
+    def _device_bethe(self, state: GampState, numbers: Draws | None) -> tuple[Array, ...]:
         """`bethe`, as one device sees it."""
         operator = self.observations.operator
         messages = self._messages(operator, state, numbers)
@@ -473,7 +473,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         stability, direction = perron(replicon)
         # V V^T of eigenvectors is one up to rounding
         rescaled = jnp.any(jnp.abs(messages.rescaling - jnp.eye(len(A))) > 1e-3)
-        return of_signal + of_labels, stability, direction, rescaled
+        return of_signal + of_labels, stability, direction, rescaled, W
 
     def _update_fields(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None

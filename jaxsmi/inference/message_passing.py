@@ -588,6 +588,10 @@ def _finish(
         code = jnp.where(lost, Result.REGRESSED, code)
         state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
     weights = state.weights
+    if not problem.learner.bayes:
+        # damping leaves a geometric tail of the weights that a penalty |w| sets to zero
+        damped = (code == Result.SUCCESS) & (end.state.damping.value > 0.0)
+        weights = jnp.where(damped, bethe.estimate.astype(weights.dtype), weights)
     overlaps = model.metric.overlaps(weights, data.teacher)
     if problem.spectral is not None:
         # the last record is of what is returned

@@ -170,7 +170,8 @@ class AbstractModel(eqx.Module):
         one matrix, round(α d L) of bilinear regression.
 
         Args:
-            key: A random key.
+            key: A random key. The teacher depends on it and on D alone: independent data sets of
+                several α take `jax.random.fold_in(key, k)`.
             dimension: D (matrices: d >= 2), the dimension of a token.
             alpha: Sample complexity of the family, a number > 0.
             dtype: Precision of the inputs: float64, float32 or bfloat16 (labels stay float64).
