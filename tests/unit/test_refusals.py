@@ -204,6 +204,7 @@ NUCLEAR, RISK = smi.MatrixErm(nuclear=0.3), smi.Erm(ridge=0.1)
 LOGISTIC = smi.Erm(LINEAR, loss=smi.losses.logistic)
 AWARE = tokens(cross=[0.6])  # the teacher overlaps with a direction of the inputs
 W = jax.random.normal(KEY, (1, 400))
+BITS = law(log_likelihood=lambda y, z: odds(2.0 * y - 1.0, z), outcomes=[0.0, 1.0])
 
 # What the message begins with, as a regular expression, and the call.
 MODELS = [
@@ -357,6 +358,10 @@ INFERENCE = [
     (
         r"labels: got the label 2\.0; .*list more",
         lambda: gamp(law(outcomes=[-1.0, 1.0]), labels=np.array([1, -1, 1, 2.0, 1, 3])),
+    ),
+    (
+        r"loss: .*and labels 2 \* y - 1",
+        lambda: smi.gamp(BITS, smi.Dataset(INPUTS, np.ones(6)), learner=LOGISTIC, key=KEY),
     ),
     (r"labels: .*integers >= 0", lambda: gamp(smi.links.poisson(), labels=np.full(6, -1.0))),
     (r"labels: .*counts: integers >= 0", lambda: gamp(smi.links.poisson(), labels=np.full(6, 0.5))),
