@@ -58,4 +58,6 @@ def _drops_exceptions(frame: types.FrameType) -> bool:
     one that runs at each collection."""
     callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     module = frame.f_globals.get("__name__")
-    return frame.f_code in callbacks or module in ("weakref", "_weakrefset")
+    # weakref_cb: of the threads of concurrent.futures
+    known = frame.f_code in callbacks or frame.f_code.co_name == "weakref_cb"
+    return known or module in ("weakref", "_weakrefset")
