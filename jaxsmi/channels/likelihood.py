@@ -60,6 +60,7 @@ _CHECK_LENGTHS = 2.0 ** -np.arange(-1, 10, 2)
 _CHECK_BARS, _CHECK_GAP = 6.0, 0.01
 # a piece of up to 17 standard deviations; the difference of the two rules is the error
 _PIECE_NODES = (64, 48)
+_PIECES = 12  # jumps that end pieces: those of cos 2z within eight standard deviations are ten
 _EDGES = 8  # jumps of p(y|z) about which points are dense, a power of two
 _SEED_AXES = 8  # a grid of eight points an axis would have 8^8 points
 
@@ -377,7 +378,7 @@ class _StepsChannel(IntegratedChannel):
         )
 
     def _by_pieces(self, statistic: Array, omega: Array, V: Array) -> Posterior:
-        edges = jnp.sort(self._edges)
+        edges = jnp.sort(places(self.labels.odds, _PIECES))
 
         def log_partition(rule: tuple[np.ndarray, np.ndarray], y: Array, w: Array) -> Array:
             nodes, weights = rule
