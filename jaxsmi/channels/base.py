@@ -24,6 +24,7 @@ those of each net; the spread of independent `nets` is the statistical error.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -163,8 +164,7 @@ def _posteriors_at(
     fields = omega + jnp.einsum("pq,nqm->npm", root, eta.reshape(count, P, M))
     statistic = jax.vmap(channel.observe)(fields, noise)
     # another stream than that of the points: inner nodes must not depend on them
-    key = jax.random.fold_in(key, 1)
-    return _respond_by_net(channel.averaging, statistic, omega, V, key, nets)
+    return _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
 
 
 def _points(
@@ -232,8 +232,7 @@ def weighted_posteriors(
     else:
         omega = jnp.repeat(omega, count, axis=0)
         statistic = channel.statistic(labels)
-        averaging = channel._of_few if Q is None else channel.averaging
-        post = _respond_by_net(averaging, statistic, omega, V, jax.random.fold_in(key, 1), nets)
+        post = _respond_by_net(channel, statistic, omega, V, jax.random.fold_in(key, 1), nets)
     # random nodes give sums of probabilities that are one on average only
     log_odds = post.log_partition.reshape(-1, count) if log_odds is None else log_odds
     weight = odds[:, None] * count * jax.nn.softmax(log_odds, axis=1)
@@ -247,13 +246,9 @@ def _of_computed(post: Posterior, weight: Array) -> Array:
 
 
 def _respond_by_net(
-    averaging: AbstractChannel,
-    statistic: Array,
-    omega: Array,
-    V: Array,
-    key: PRNGKeyArray,
-    nets: int,
+    channel: AbstractChannel, statistic: Array, omega: Array, V: Array, key: PRNGKeyArray, nets: int
 ) -> Posterior:
+    averaging = channel.averaging
     if not averaging.random_nodes:
         # the first points of all nets first: a part of the batch is one of each net
         first = lambda x, rows: x.reshape(rows, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
@@ -430,11 +425,6 @@ class AbstractChannel(AbstractLabels):
         message passing does."""
         return self
 
-    @property
-    def _of_few(self) -> AbstractChannel:
-        """Channel for averages over the posteriors of few labels at ω = 0, which may take long."""
-        return self.averaging
-
     def partial(self, share: Array) -> AbstractChannel:
         """Return the channel that computes the first `share` of a batch only (the others have
         `Posterior.ess` zero), if that saves time; by default the channel itself."""
@@ -533,19 +523,26 @@ class ClosedFormChannel(AbstractChannel):
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Compute the posterior of a batch."""
-
-        def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-            y, w = sample
-            value, g = jax.value_and_grad(self.log_partition, argnums=1)(y, w, V)
-            # forward over reverse: log Z_out is one number, g has P M components
-            return value, g, jax.jacfwd(jax.grad(self.log_partition, argnums=1), argnums=1)(y, w, V)
-
-        return exact_posterior(*lax.map(one, (statistic, omega), batch_size=batch_size(omega)))
+        return respond_by_log_partition(self.log_partition, statistic, omega, V)
 
     @property
     def tolerance(self) -> Array:
         """Infinity: closed forms are exact."""
         return jnp.asarray(jnp.inf)
+
+
+def respond_by_log_partition(
+    log_partition: Callable[[Array, Array, Array], Array], statistic: Array, omega: Array, V: Array
+) -> Posterior:
+    """The posterior of a batch from log Z_out(y, ω, V), by autodiff."""
+
+    def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        y, w = sample
+        value, g = jax.value_and_grad(log_partition, argnums=1)(y, w, V)
+        # forward over reverse: log Z_out is one number, g has P M components
+        return value, g, jax.jacfwd(jax.grad(log_partition, argnums=1), argnums=1)(y, w, V)
+
+    return exact_posterior(*lax.map(one, (statistic, omega), batch_size=batch_size(omega)))
 
 
 def batch_size(omega: Array) -> int:

@@ -75,8 +75,8 @@ class FibreChannel(AbstractChannel):
 
     @property
     def random_nodes(self) -> bool:
-        """True if the open variables are more than a grid can cover, or the grid is random."""
-        return self.budget.random_grids or not self.budget.grid_fits(self.open_variables)
+        """True if the open variables are more than a grid can cover."""
+        return not self.budget.grid_fits(self.open_variables)
 
     def partial(self, share: Array) -> FibreChannel:
         """Return the channel that computes the first `share` of a batch."""

@@ -132,9 +132,9 @@ def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Chang
     return _Changes(early, change(at_low, at_high), scale, labels_of, (low, high))
 
 
-def places(law: Callable[[Array], Array], count: int) -> Array:
+def jumps_of(law: Callable[[Array], Array], count: int) -> tuple[Array, Array]:
     """Return the jumps (count,) of a label of one field that are next to 0, again and again if they
-    are fewer; 0 without a jump.
+    are fewer, 0 without a jump; and their number.
 
     Cost: that of `continuous`.
     """
@@ -142,7 +142,18 @@ def places(law: Callable[[Array], Array], count: int) -> Array:
     jumps, share = changes.jumps[0], changes.ends[0][0]
     field = jnp.where(jumps, WIDEST * (2.0 * share - 1.0), 0.0)
     nearest = field[jnp.argsort(jnp.where(jumps, jnp.abs(field), jnp.inf))]
-    return nearest[jnp.arange(count) % jnp.clip(jnp.sum(jumps), 1, count)]
+    found = jnp.sum(jumps)
+    return nearest[jnp.arange(count) % jnp.clip(found, 1, count)], found
+
+
+def gradient_of(law: Callable[[Array], Array], indices: int, tokens: int) -> Callable | None:
+    """Return the gradient of a label; None if JAX has none, as of a rule for reverse mode alone."""
+    gradient = jax.jacfwd(law)
+    try:
+        jax.eval_shape(gradient, jnp.zeros((indices, tokens), theory_dtype()))
+    except TypeError:
+        return None
+    return gradient
 
 
 def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
@@ -151,10 +162,8 @@ def kinked(law: Callable[[Array], Array], indices: int, tokens: int) -> Array:
 
     Cost: some 10⁵ gradients.
     """
-    gradient = jax.jacfwd(law)
-    try:
-        jax.eval_shape(gradient, jnp.zeros((indices, tokens), theory_dtype()))
-    except TypeError:  # a law with a rule for reverse mode alone
+    gradient = gradient_of(law, indices, tokens)
+    if gradient is None:
         return jnp.ones((), bool)
     changes = _changes(gradient, indices, tokens)
     return jnp.any(changes.jumps) | (changes.early > _TURN * changes.scale)

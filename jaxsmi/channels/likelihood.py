@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.special import logsumexp, ndtr
+from jax.scipy.stats import norm
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.channels.base import (
@@ -27,13 +28,12 @@ from jaxsmi.channels.base import (
     AbstractLabels,
     Key,
     Posterior,
-    batch_size,
     check_label_shape,
     check_outcomes,
-    exact_posterior,
+    respond_by_log_partition,
 )
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
-from jaxsmi.channels.jumps import continuous, kinked, places, steady
+from jaxsmi.channels.jumps import continuous, gradient_of, jumps_of, kinked, steady
 from jaxsmi.core.arrays import concrete, positive_root
 from jaxsmi.core.validate import check
 from jaxsmi.numerics.quadrature import WIDEST, legendre
@@ -60,7 +60,8 @@ _CHECK_LENGTHS = 2.0 ** -np.arange(-1, 10, 2)
 _CHECK_BARS, _CHECK_GAP = 6.0, 0.01
 # a piece of up to 17 standard deviations; the difference of the two rules is the error
 _PIECE_NODES = (64, 48)
-_PIECES = 12  # jumps that end pieces: those of cos 2z within eight standard deviations are ten
+# jumps, and kinks, that end pieces: cos 2z changes its sign ten times in eight standard deviations
+_PIECES = 12
 _EDGES = 8  # jumps of p(y|z) about which points are dense, a power of two
 _SEED_AXES = 8  # a grid of eight points an axis would have 8^8 points
 
@@ -191,18 +192,10 @@ class IntegratedChannel(FibreChannel):
         large, and the time for a product of two fields three times as long.
         """
         if self.open_variables < _RANDOM_FROM:
-            return self if self.outcomes is None else _StepsChannel(**vars(self))
+            return self if self.outcomes is None else _PiecesChannel(**vars(self))
         tolerance = jnp.minimum(_LOOSER * self.budget.tolerance, _LOOSEST)
         budget = dataclasses.replace(self.budget, tolerance=tolerance, grids=False)
         return eqx.tree_at(lambda c: c.budget, self, budget)
-
-    @property
-    def _of_few(self) -> IntegratedChannel:
-        """The same channel on the finest grids, moved at random, for one field."""
-        if self.open_variables < _RANDOM_FROM:
-            budget = dataclasses.replace(self.budget, random_grids=True)
-            return eqx.tree_at(lambda c: c.budget, self.averaging, budget)
-        return self.averaging
 
     @property
     def outcomes(self) -> Array | None:
@@ -232,7 +225,7 @@ class IntegratedChannel(FibreChannel):
         """The jumps next to 0 of p(y|z) of finitely many labels, found by the same search."""
         if self.outcomes is None or self.indices * self.tokens > 1:
             return super()._edges
-        return places(self.labels.odds, _EDGES)
+        return jumps_of(self.labels.odds, _EDGES)[0]
 
     @property
     def pathwise(self) -> Array:
@@ -363,55 +356,50 @@ class IntegratedChannel(FibreChannel):
         return Fibre(integral, 0.0)
 
 
-class _StepsChannel(IntegratedChannel):
-    """The channel of few labels of one field for averages over them. Where p(y|z) jumps, Z_out is a
-    sum over the pieces between its jumps, each by a Gauss-Legendre rule: refined trapezoidal sums
-    err by the spacing of their nodes, alike in all nets."""
+class _PiecesChannel(IntegratedChannel):
+    """The channel of few labels of one field for averages over them. Where p(y|z) jumps or has
+    kinks, Z_out is a sum over the pieces between them, each by a Gauss-Legendre rule: trapezoidal
+    sums err there by the spacing of their nodes, alike in all nets."""
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Compute the posterior of a batch."""
         smooth = super().respond
+        edges, found = jumps_of(self.labels.odds, _PIECES)
+        gradient = gradient_of(self.labels.odds, 1, 1)
+        if gradient is not None:
+            kinks, more = jumps_of(gradient, _PIECES)
+            edges, found = jnp.concatenate([edges, kinks]), found + more
         return lax.cond(
-            self.jumps,
-            lambda: self._by_pieces(statistic, omega, V),
+            found > 0,
+            lambda: self._by_pieces(jnp.sort(edges), statistic, omega, V),
             lambda: smooth(statistic, omega, V, key),
         )
 
-    def _by_pieces(self, statistic: Array, omega: Array, V: Array) -> Posterior:
-        edges = jnp.sort(places(self.labels.odds, _PIECES))
-
-        def log_partition(rule: tuple[np.ndarray, np.ndarray], y: Array, w: Array) -> Array:
-            nodes, weights = rule
+    def _by_pieces(self, edges: Array, statistic: Array, omega: Array, V: Array) -> Posterior:
+        def log_partition(count: int, y: Array, w: Array, V: Array) -> Array:
+            nodes, weights = legendre(count)
             deviation = jnp.sqrt(V[0, 0])
             low, high = (lax.stop_gradient(w[0] + s * WIDEST * deviation) for s in (-1.0, 1.0))
             ends = jnp.clip(jnp.concatenate([low, edges, high]), low, high)
             half = 0.5 * jnp.diff(ends)[:, None]
             z = ends[:-1, None] + half * (1.0 + nodes)
+            likelihood = jax.vmap(lambda z: self.log_probability(y, z[None, None]))(z.ravel())
             # pieces without a length have no weight
             size = half * weights
             mass = jnp.where(size > 0.0, jnp.log(jnp.where(size > 0.0, size, 1.0)), -jnp.inf)
-            density = -0.5 * (z - w[0]) ** 2 / V[0, 0] - 0.5 * jnp.log(2 * jnp.pi * V[0, 0])
-            likelihood = jax.vmap(lambda z: self.log_probability(y, z[None, None]))(z.ravel())
-            return logsumexp(density + likelihood.reshape(z.shape) + mass)
+            return logsumexp(norm.logpdf(z, w[0], deviation) + likelihood.reshape(z.shape) + mass)
 
-        def one(sample: tuple[Array, Array]) -> tuple[Array, ...]:
-            y, w = sample
-            fine, coarse = (
-                jax.tree.leaves((jax.value_and_grad(f)(w), jax.jacfwd(jax.grad(f))(w)))
-                for f in (partial(log_partition, legendre(n), y) for n in _PIECE_NODES)
-            )
-            return (*fine, *(jnp.max(jnp.abs(a - b)) for a, b in zip(fine, coarse, strict=True)))
-
-        found = lax.map(one, (statistic, omega), batch_size=batch_size(omega))
-        post, (_, error, dg_error) = exact_posterior(*found[:3]), found[3:]
-        relative = lambda error, x: error / (1.0 + jnp.max(jnp.abs(x.reshape(len(x), -1)), axis=1))
-        twice = (jnp.stack([x, x], axis=1) for x in (post.g, post.dg))
-        return dataclasses.replace(
-            post,
-            error=relative(error, post.g),
-            dg_error=relative(dg_error, post.dg),
-            halves=tuple(twice) if self.random_nodes else None,  # as the other branch has
+        post, coarse = (
+            respond_by_log_partition(partial(log_partition, n), statistic, omega, V)
+            for n in _PIECE_NODES
         )
+
+        def error(x: Array, other: Array) -> Array:
+            largest = lambda x: jnp.max(jnp.abs(x.reshape(len(x), -1)), axis=1)
+            return largest(x - other) / (1.0 + largest(x))
+
+        errors = error(post.g, coarse.g), error(post.dg, coarse.dg)
+        return dataclasses.replace(post, error=errors[0], dg_error=errors[1])
 
 
 _CONTINUED = (

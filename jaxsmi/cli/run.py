@@ -222,7 +222,9 @@ def _of_sweep(results: xarray.Dataset, rows: int, missed: str) -> Report:
     lines, appendix = _overlaps(results), ""
     if (hidden := len(lines) - 1 - _MOST_ROWS) > 0:
         appendix = "\n".join(["", "All points:", *lines, ""])
-        lines[1 + _MOST_ROWS :] = [f".. and {hidden} points more, which --out writes to sweep.txt"]
+        lines[1 + _MOST_ROWS :] = [
+            f".. and {hidden} points more: sweep.txt in the folder of --out has all"
+        ]
     text = [f"{rows} rows, {', '.join(sizes)}.", f"Results: {counts(codes)}.", *lines]
     text += messages[:5]
     ended = collections.Counter(Result(int(code)).name for code in codes.flat)

@@ -338,8 +338,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
         size, last, start = (jnp.sum(W**2) / W[0].size for W in each)
         still = (state.damping.relative <= self.tolerance) & ~self._emerging(state)
         gone, was_gone = (x <= weights.shape[0] * _MIN_NORM**2 * start for x in (size, last))
-        # a penalty |w| takes everything at once where the response overshoots, and the next step
-        # brings it back: no end, unless it stays
+        # where the response overshoots, a penalty |w| sets all weights to zero, and the next step
+        # brings them back: no end, unless they stay there
         ended = still | (gone & (self.learner.bayes | was_gone))
         recovered = jnp.zeros((), bool)
         grown = (size > _MAX_GROWTH * start) | (was_gone & ~gone & (count > 1))

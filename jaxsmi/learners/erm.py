@@ -301,8 +301,8 @@ class Erm(AbstractIndexLearner):
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
         """Return W and C, the average over columns; of a ridge (λ + A)^{-1} b and (λ + A)^{-1}, NaN
-        where λ + A is not positive definite. C is 1e-9/A where no weight responds: proximal points
-        need a width."""
+        where λ + A is not positive definite. Where no weight responds C is 1e-9/A, not 0, as
+        proximal points divide by V."""
         self._check_columns(b.shape[1])
         W, C = self.penalty.responses(b, A)
         C = jnp.mean(C, 0)

@@ -33,7 +33,6 @@ from jaxsmi.numerics.refining_rules import (
     WIDE_OFFSET,
     AbstractRule,
     NetRule,
-    RandomGridRule,
     TrapezoidRule,
     grid_fits,
 )
@@ -101,8 +100,6 @@ class Budget(eqx.Module):
         max_nodes: Largest number of nodes a sample, at least 2048. Default 2^20.
         grids: Sum over grids where they fit. False: over random nodes alone, whose two halves give
             a product without bias. Default True.
-        random_grids: Sum over the finest grids in one variable, moved at random, in two halves.
-            Default False.
         share: Fraction of a batch, from its first sample on, that is computed; integrals of the
             others are zero. None: all. Default None.
 
@@ -115,7 +112,6 @@ class Budget(eqx.Module):
         converter=partial(validate.count, "max_nodes", at_least=2**11), static=True, default=2**20
     )
     grids: bool = eqx.field(static=True, default=True)
-    random_grids: bool = eqx.field(static=True, default=False)
     share: Array | None = None
 
     def grid_fits(self, dimension: int) -> bool:
@@ -197,12 +193,10 @@ def self_refining_moments(
         [TW14], [M98], [theory: numerics, section 3].
     """
     sizes = integral.inner, budget.max_nodes
-    key = jax.random.key(0) if key is None else key
-    if budget.random_grids:
-        rule: AbstractRule = RandomGridRule(budget.max_nodes, key)
-    elif budget.grid_fits(integral.inner):
-        rule = TrapezoidRule(*sizes, integral.analytic, integral.jumps)
+    if budget.grid_fits(integral.inner):
+        rule: AbstractRule = TrapezoidRule(*sizes, integral.analytic, integral.jumps)
     else:
+        key = jax.random.key(0) if key is None else key
         rule = NetRule(*sizes, key, wide=integral.shared is None)
     return _Refinement(integral, rule, budget.tolerance, budget.share).solve()
 

@@ -68,7 +68,6 @@ _RATE, _DOUBLINGS = 0.9, 5
 # needed more than 65536 points, instead of a million). Where an integrand places its nodes itself,
 # they reach the tails as they are.
 _WIDE_LEVEL, _LOSS = 3, 2.0
-_STRETCH = 0.1  # of a random grid, at most: hundreds of its spacings
 _KINKED = 3.0  # of links with kinks, times the difference of a half [theory: numerics, Eq. (4)]
 
 _NET_SIZES = tuple(_NETS * 2**k for k in range(7, 21))
@@ -281,29 +280,7 @@ class TrapezoidRule(AbstractRule):
         return jnp.sum(spacing > _FIRST_SPACING * width[..., None], axis=-1)
 
 
-class AbstractRandomRule(AbstractRule):
-    """Averages over random nodes; the groups are independent."""
-
-    def rows(self, level: Array) -> Array:
-        """One row holds all nodes of a group."""
-        return jnp.asarray(self.sizes)[level][None] // self.groups
-
-    def halves(self, parts: Array) -> Array:
-        """Every other group."""
-        return parts.reshape(-1, 2, *parts.shape[1:]).swapaxes(0, 1)
-
-    def stride(self, error: Array, tolerance: Array) -> Array:
-        """Doublings that the error is short of (`_RATE`)."""
-        doublings = jnp.ceil(jnp.log2(jnp.maximum(error / tolerance, 1.0)) / _RATE)
-        return jnp.clip(jnp.nan_to_num(doublings, posinf=_DOUBLINGS), 1, _DOUBLINGS).astype(int)
-
-    def disagreement(self, full: Array, parts: Array) -> Array:
-        """Three standard errors: F components, with seven degrees of freedom each."""
-        scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
-        return _ERRORS * standard_error(full, parts) / scale
-
-
-class NetRule(AbstractRandomRule):
+class NetRule(AbstractRule):
     """Averages over randomised Gaussian nets, in any number of variables; a group is one net."""
 
     single_precision: ClassVar[bool] = True
@@ -321,6 +298,10 @@ class NetRule(AbstractRandomRule):
         # points are costly, and many samples share them
         self.blocks: tuple[Block, Block] = Block(4, 128), Block(64, 16384)
 
+    def rows(self, level: Array) -> Array:
+        """One row holds all points of a group."""
+        return jnp.asarray(self.sizes)[level][None] // self.groups
+
     def nodes(self, start: Array, count: int, group: Array, level: Array, rows: Array) -> Nodes:
         """Points of one randomisation, of equal weights."""
         dtype = theory_dtype()
@@ -334,30 +315,16 @@ class NetRule(AbstractRandomRule):
         log_weight = jnp.where(index < rows[-1], log_weight, no_weight(dtype))
         return Nodes(t, log_weight, jnp.zeros(index.shape, dtype))
 
+    def halves(self, parts: Array) -> Array:
+        """Every other net."""
+        return parts.reshape(-1, 2, *parts.shape[1:]).swapaxes(0, 1)
 
-class RandomGridRule(AbstractRandomRule):
-    """Trapezoidal sums in one variable; a group is a grid that is moved and stretched at random.
+    def stride(self, error: Array, tolerance: Array) -> Array:
+        """Doublings that the error is short of (`_RATE`)."""
+        doublings = jnp.ceil(jnp.log2(jnp.maximum(error / tolerance, 1.0)) / _RATE)
+        return jnp.clip(jnp.nan_to_num(doublings, posinf=_DOUBLINGS), 1, _DOUBLINGS).astype(int)
 
-    At a jump a grid misses something of mean zero, and two jumps are not missed alike by all grids.
-    There is one level, the finest: where a grid stopped would depend on what it misses.
-    """
-
-    shift: Array
-    radius: Array
-
-    def __init__(self, max_nodes: int, key: PRNGKeyArray):
-        self.shift, stretch = jax.random.uniform(key, (2, _NETS), theory_dtype())
-        self.radius = WIDE_RADIUS * (1.0 + _STRETCH * stretch)
-        self.sizes: tuple[int, ...] = (min(max_nodes, NODES_PER_AXIS[1][-1]),)
-        self.narrow: int = 1
-        self.groups: int = _NETS
-        self.blocks: tuple[Block, Block] = Block(4, 128), Block(64, 16384)
-
-    def nodes(self, start: Array, count: int, group: Array, level: Array, rows: Array) -> Nodes:
-        """Nodes of one grid."""
-        index = start + jnp.arange(count)
-        step = 2.0 * self.radius[group] / rows[-1]
-        t = step * (index + self.shift[group]) - self.radius[group]
-        log_weight = jnp.log(step / (self.groups * np.sqrt(2.0 * np.pi))) - 0.5 * t**2
-        log_weight = jnp.where(index < rows[-1], log_weight, no_weight(t.dtype))
-        return Nodes(t[:, None], log_weight, jnp.zeros_like(t))
+    def disagreement(self, full: Array, parts: Array) -> Array:
+        """Three standard errors: F components, with seven degrees of freedom each."""
+        scale = 1.0 + jnp.max(jnp.abs(full), axis=-1)
+        return _ERRORS * standard_error(full, parts) / scale

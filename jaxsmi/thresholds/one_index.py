@@ -194,17 +194,14 @@ class FixedPointCurve:
         """x at which stable pieces of the uninformed and of the informed branch end: α falls below
         a maximum of all before it, or comes from above a minimum of all after it."""
 
-        def maxima(sign: float) -> np.ndarray:
-            alpha, replicas = (
-                sign * self.at.alpha[:: int(sign)],
-                sign * self.at.replicas[:: int(sign)],
-            )
+        def maxima(x: np.ndarray, alpha: np.ndarray, replicas: np.ndarray) -> np.ndarray:
             top = np.asarray([np.argmax(alpha[: k + 1]) for k in range(len(alpha))])
             error = np.asarray(standard_error((replicas[top] - replicas).T))
             least = self.least_fall * np.abs(alpha) + _SIGNIFICANT * error
-            return self.at.x[:: int(sign)][np.unique(top[alpha[top] - alpha > least])]
+            return x[np.unique(top[alpha[top] - alpha > least])]
 
-        return maxima(1.0), maxima(-1.0)[::-1]
+        x, alpha, replicas = np.asarray(self.at.x), self.at.alpha, self.at.replicas
+        return maxima(x, alpha, replicas), maxima(x[::-1], -alpha[::-1], -replicas[::-1])[::-1]
 
     def jump(self) -> tuple[float, float] | None:
         """x of the last point of the uninformed branch and of the first one of the informed branch;

@@ -60,7 +60,8 @@ _BESIDE_EXACT = 1e-9
 # of one index intervals of α are halved so many times where Q grows by more than this share of its
 # maximum, down to this relative length
 _REFINEMENTS, _STEP, _CLOSE = 4, 0.05, 1e-3
-_THIRD = 1e-3  # change of Q there that is a jump
+# distance of two such points, one on each side, at most, and the change of Q that is a jump
+_SIDES, _JUMP = 4.0 * _BESIDE_EXACT, 1e-3
 _PRIORS = (
     "a Gaussian prior, one of points as smi.priors.Rademacher(), or label noise (1e-4 is little): "
     "recovery is perfect at α = {:.4g} (free entropies of others diverge, or may diverge)"
@@ -200,6 +201,13 @@ _END_RESOLUTION = 5e-4
 _CELL_MARGIN = 0.1
 
 
+def jumps(alpha: ArrayLike, Q: ArrayLike) -> np.ndarray:
+    """The numbers k of points of a branch, α and Q (K,), that a jump separates from the one before:
+    `first_order` of one index puts an α on each side of a jump."""
+    alpha, change = np.asarray(alpha), np.abs(np.diff(np.asarray(Q)))
+    return np.flatnonzero((np.diff(alpha) < _SIDES * alpha[1:]) & (change > _JUMP)) + 1
+
+
 class FirstOrder(Described):
     """A first-order transition, or its absence.
 
@@ -242,15 +250,12 @@ class FirstOrder(Described):
     @property
     def _other_jumps(self) -> list[str]:
         """Sentences on the jumps of a branch to a third one."""
-        alpha = np.asarray(self.alpha)
         ends = [float(x.alpha) for x in self.thresholds.values() if x is not None]
-        known = np.any([np.abs(alpha - end) < 4.0 * _BESIDE_EXACT * alpha for end in ends], axis=0)
-        sides = (np.diff(alpha) < 4.0 * _BESIDE_EXACT * alpha[1:]) & ~known[1:]
         said = []
         for name in ("uninformed", "informed"):
-            changes = np.abs(np.diff(np.asarray(getattr(self, name))[:, 0, 0]))
-            at = alpha[1:][sides & (changes > _THIRD)]
-            if len(at):
+            alpha = np.asarray(self.alpha)[jumps(self.alpha, getattr(self, name)[:, 0, 0])]
+            at = [a for a in alpha if not np.isclose(a, ends, rtol=_SIDES, atol=0.0).any()]
+            if at:
                 listed = " and ".join(number(a) for a in at)
                 said.append(f"The {name} branch jumps at α = {listed}, too: to a third branch.")
         return said

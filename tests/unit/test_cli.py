@@ -338,7 +338,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path, monkeypatch):
     assert said.startswith("4 rows, noise 4, seed 1, alpha 2, index 1.\n")
     assert "noise  alpha  overlap" in said
     assert "0.8    1      0.42" not in said
-    assert ".. and 3 points more, which --out writes to sweep.txt\n" in said
+    assert ".. and 3 points more: sweep.txt in the folder of --out has all\n" in said
     assert "0.8    1      0.42" in (out / "sweep.txt").read_text(encoding="utf-8")
     rows = sorted((out / "rows").glob("row-*.npz"))
     assert len(rows) == 4

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.core.validate import check, choice
+from jaxsmi.thresholds.transitions import jumps
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
 from jaxsmi.workbench.storage import learner_name
@@ -655,15 +656,13 @@ def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
     for p in range(indices):
         for k, (branch, jump) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
-            # jumps to a third branch have an α on both sides
-            beside = np.diff(alpha) < 1e-8 * alpha[1:]
-            jumps = np.flatnonzero(beside & (np.abs(np.diff(Q)) > 1e-3)) + 1
+            gaps = jumps(alpha, Q)
             label = (f"index {p + 1}, {branch}" if indices > 1 else branch) + number
             look: dict[str, Any] = {"label": label, "gid": f"transition{number}"} | line(k)
             look |= {"color": colour(p + call * indices)}
             end = 0.0 if jump is None else float(jump.alpha)
             at = int(np.searchsorted(alpha, end))
-            gaps = np.union1d(jumps, at) if 0 < at < len(alpha) else jumps
+            gaps = np.union1d(gaps, at) if 0 < at < len(alpha) else gaps
             alpha, Q = np.insert(alpha, gaps, np.nan), np.insert(Q, gaps, np.nan)
             # a marker would hide the gap between two dashes of the legend
             ax.plot(alpha, Q, marker="." if k == 0 else "", ms=3.5, **look)
