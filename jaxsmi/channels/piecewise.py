@@ -30,17 +30,6 @@ from jaxsmi.core.validate import check
 _LABEL_ROUNDING = 1e-6
 
 
-def _log_between(low: Array, high: Array) -> Array:
-    """Compute log(Φ(high) - Φ(low)), low < high, in the tail where both are small."""
-    # to the left of zero, where Φ is small and its logarithm exact
-    flip = low > 0.0
-    a = jnp.where(flip, -high, low)
-    b = jnp.where(flip, -low, high)
-    top = log_ndtr(b)
-    gap = -clamp_to_tiny(top - log_ndtr(a))
-    return top + jnp.log(-jnp.expm1(gap))
-
-
 class PiecewiseLinearChannel(ClosedFormChannel):
     """y = a_s z + b_s + √Δ ξ on pieces of z that `knots` separate, for each of M tokens (P = 1).
 
@@ -202,11 +191,10 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         """Return log Z_out."""
 
         def one(y: Array, w: Array) -> Array:
-            same = self._of_token(y, w, V[0, 0])
             if self.flip is None:
-                return same
-            other = self._of_token(-y, w, V[0, 0])
-            return jnp.logaddexp(jnp.log1p(-self.flip) + same, jnp.log(self.flip) + other)
+                return self._of_token(y, w, V[0, 0])
+            each = jax.vmap(lambda y: self._of_token(y, w, V[0, 0]))(jnp.stack([y, -y]))
+            return logsumexp(each + jnp.stack([jnp.log1p(-self.flip), jnp.log(self.flip)]))
 
         return jnp.sum(jax.vmap(one)(statistic.reshape(-1), omega[0]))
 
@@ -235,13 +223,18 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         if count == 1:
             return jnp.zeros(1, centre.dtype)
         scale = jnp.broadcast_to(scale, centre.shape)
-        # the outer pieces reach to infinity, where a difference of two log Φ would be NaN
-        first = log_ndtr((self.knots[0] - centre[0]) / scale[0])
-        last = log_ndtr((centre[-1] - self.knots[-1]) / scale[-1])
-        inner = slice(1, count - 1)
-        low = (self.knots[:-1] - centre[inner]) / scale[inner]
-        high = (self.knots[1:] - centre[inner]) / scale[inner]
-        return jnp.concatenate([first[None], _log_between(low, high), last[None]])
+        low, high = (
+            (self.knots[place] - centre) / scale
+            for place in np.clip([np.arange(-1, count - 1), np.arange(count)], 0, count - 2)
+        )
+        # log(Φ(high) - Φ(low)) in the tail where both are small, and their logarithms exact; the
+        # outer pieces, without a lower end there, have ends that do not count
+        first, last = (np.arange(count) == place for place in (0, count - 1))
+        outer, flip = first | last, last | (low > 0.0) & ~first
+        # one call: its second derivatives take seconds to compile
+        top, bottom = log_ndtr(jnp.where(flip, jnp.stack([-low, -high]), jnp.stack([high, low])))
+        gap = jnp.where(outer, -1.0, -clamp_to_tiny(top - bottom))
+        return top + jnp.where(outer, 0.0, jnp.log(-jnp.expm1(gap)))
 
 
 def linear_channel(noise: Array, tokens: int = 1) -> PiecewiseLinearChannel:
