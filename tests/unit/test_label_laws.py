@@ -1,6 +1,7 @@
 """Random labels and pieces of straight lines: responses, labels, and runs."""
 
 import pickle
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +150,7 @@ def test_weak_recovery_of_the_door_is_its_closed_form(flip):
 
 def door_by_its_probabilities(flip, width=DOOR):
     """The door as a law of one's own, whose jumps are not known."""
-    one = lambda z: jnp.where(jnp.abs(z[0, 0]) < width, 1 - flip, flip)
+    one = lambda z: jnp.where(jnp.abs(z[0, 0]) >= width, 1 - flip, flip)
     law = lambda y, z: jnp.log(jnp.where(y > 0, one(z), 1 - one(z)))
     return smi.MultiIndex(None, indices=1, log_likelihood=law, outcomes=[-1.0, 1.0])
 
@@ -186,6 +187,26 @@ def test_a_law_that_jumps_is_integrated_between_its_jumps():
             )
         assert law.error < 1e-9
         assert law.inaccurate == 0.0
+
+
+@pytest.mark.parametrize("flip", [0.05, 0.0])
+def test_messages_of_a_law_that_jumps_are_those_of_its_closed_form(flip):
+    """Also of labels that ω contradicts by many deviations, where all mass is in a far piece; a run
+    ends at the same place after as many steps."""
+    law, door = (make(flip) for make in (door_by_its_probabilities, partial(smi.links.door, DOOR)))
+    labels = jnp.array([1.0, -1.0, 1.0, -1.0])
+    omega = jnp.array([3.0, 0.3, -1.4, 0.6]).reshape(-1, 1, 1)
+    for V in jnp.array([[[1.0]], [[0.01]]]):
+        one, other = (model.channel.respond(labels, omega, V) for model in (law, door))
+        np.testing.assert_allclose(one.log_partition, other.log_partition, atol=1e-9)
+        np.testing.assert_allclose(one.g, other.g, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(one.dg, other.dg, rtol=1e-6, atol=1e-6)
+        assert jnp.all(one.error < 1e-9)
+    data = door.sample(KEY, dimension=400, alpha=2.5)
+    one, other = (smi.gamp(model, data, key=KEY) for model in (law, door))
+    assert int(one.result) == int(other.result) == smi.Result.SUCCESS
+    assert int(one.steps) == int(other.steps)
+    np.testing.assert_allclose(one.overlap, other.overlap, atol=1e-6)
 
 
 @pytest.mark.slow
