@@ -90,7 +90,7 @@ class Curve(Described):
 
     @property
     def error(self) -> Array:
-        """Mean squared errors (A,)."""
+        """Mean squared errors of the plug-in predictor (A,), as `Solution.error`."""
         return self.values("error")
 
     @property
@@ -131,21 +131,23 @@ class Curve(Described):
         self,
         ax: Axes | None = None,
         label: str | None = None,
-        runs: Solution | Iterable[Solution] | None = None,
+        runs: Solution | Iterable[Solution] | xarray.Dataset | None = None,
     ) -> Axes:
         """Draw Q/ρ of each index (of learners the squared cosine) against α, with error bands.
 
         Args:
             ax: Axes to draw in; those of another curve share its legend. Default None: new ones.
             label: Of the curve, in the legend. Default None: "state evolution", or the learner.
-            runs: Of `gamp`, whose cos² are drawn as markers; of several runs at one α the mean
-                of those that converged (others are crosses), with a bar of two of its standard
-                errors. Default None: none.
+            runs: Of `gamp` and of the same learner, or the table of
+                `smi.sweep(.., solver="gamp")`; their cos² are drawn as markers; of several runs at
+                one α the mean of those that converged (others are crosses), with a bar of two of
+                its standard errors. Default None: none.
 
         Returns:
             The axes.
 
         Raises:
+            ValueError: For runs of another learner, or a table of anything else.
             ImportError: Without matplotlib, with the remedy.
         """
         return load_workbench("plotting").overlap_against_alpha(self, runs, ax, label=label)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
@@ -24,7 +24,7 @@ from jaxsmi.core.display import Described, describe, format_estimate, number
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Iteration
 from jaxsmi.core.results import Result, choose
-from jaxsmi.core.solution import Threshold, load_workbench
+from jaxsmi.core.solution import Solution, Threshold, load_workbench
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.evolution import potential_at
 from jaxsmi.inference.order_map import OverlapMap
@@ -36,6 +36,7 @@ from jaxsmi.thresholds.one_index import SCAN, Ends, FixedPointCurve, Sizes
 from jaxsmi.thresholds.weak import check_model
 
 if TYPE_CHECKING:
+    import xarray
     from matplotlib.axes import Axes
 
 # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
@@ -282,7 +283,11 @@ class FirstOrder(Described):
         remark = "\n".join(self._other_jumps) if rows else self.message
         return describe(f"Transition: {self.kind}", [grid], table, remark)
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(
+        self,
+        ax: Axes | None = None,
+        runs: Solution | Iterable[Solution] | xarray.Dataset | None = None,
+    ) -> Axes:
         """Draw Q of each index against α: the uninformed branch as a line up to the algorithmic
         threshold, the informed one dashed from the spinodal on (elsewhere the two agree), without a
         line across jumps, and the three thresholds as vertical lines with bands of their 95 %
@@ -290,17 +295,17 @@ class FirstOrder(Described):
 
         Args:
             ax: Axes to draw in. Default None: new ones.
+            runs: Of `gamp`, or the table of a sweep of them, as in `Curve.plot`; cos² times the
+                second moment of the signal is drawn. Default None: none.
 
         Returns:
             The axes.
 
         Raises:
+            ValueError: For runs of a learner other than Bayes.
             ImportError: Without matplotlib, with the remedy.
-
-        Cost:
-            None: it draws what is stored.
         """
-        return load_workbench("plotting.curves").transition(self, ax)
+        return load_workbench("plotting.curves").transition(self, ax, runs)
 
 
 def first_order(

@@ -37,6 +37,7 @@ from jaxsmi.workbench.storage import (
     CODES,
     atomic_write,
     import_xarray,
+    learner_name,
     make_folder,
     provenance,
     save,
@@ -368,4 +369,6 @@ def _dataset(grid: Grid, rows: Mapping[int, Row]) -> xarray.Dataset:
     coordinates |= {"seed": grid.seeds, "alpha": grid.alpha}
     attributes = {name: json.dumps(value) for name, value in grid.description().items()}
     attributes |= {name: str(value) for name, value in provenance().items()}
+    if isinstance(learner := grid.settings.get("learner"), AbstractLearner):
+        attributes["learner"] = learner_name(learner)
     return import_xarray().Dataset(data, coordinates, attributes)

@@ -32,13 +32,17 @@ def ax():
 def drawn(ax, kind):
     """Ordinates of the lines of theory, the hollow markers of GAMP, or the crosses, in the order of
     the indices."""
-    kinds = {("-", False): "theory", ("None", False): "gamp", ("None", True): "crosses"}
+    kinds = {False: "gamp", True: "crosses"}
+    of = lambda x: kinds[x.get_marker() == "x"] if x.get_linestyle() == "None" else "theory"
     return [
         line.get_ydata()
         for line in ax.lines
-        if kinds[line.get_linestyle(), line.get_marker() == "x"] == kind and len(line.get_xdata())
+        if of(line) == kind and len(line.get_xdata())
         if line.get_marker() != "|"  # an entry of the legend alone
     ]
+
+
+BAND = "band: ± 2 s.e."
 
 
 def labels(ax):
@@ -131,8 +135,9 @@ def test_of_several_runs_the_mean_is_drawn(ax):
         np.testing.assert_allclose(bars[1][:, 1], [mean - half, mean + half])
         np.testing.assert_allclose(bars[0][:, 1], single)
     assert labels(ax)[2:] == [
-        "layer 1, Bayes, GAMP",
-        "layer 2, Bayes, GAMP",
+        BAND,
+        "layer 1, GAMP",
+        "layer 2, GAMP",
         "mean of 1 to 3, ± 2 s.e.",
     ]
 
@@ -144,7 +149,7 @@ def test_runs_that_did_not_converge_are_crosses_outside_of_the_mean(ax):
     np.testing.assert_allclose(drawn(ax, "gamp")[0], [float(runs[0].cosine[0]) ** 2])
     np.testing.assert_allclose(drawn(ax, "crosses")[0], 2 * [float(missed[0].cosine[0]) ** 2])
     assert "2 runs not converged" in labels(ax)
-    assert "layer 1, Bayes, GAMP" in labels(ax)
+    assert "layer 1, GAMP" in labels(ax)
     risk = plotting.risk_against_alpha([[*runs, *missed]], ["GAMP"], ax.figure.add_subplot())
     assert labels(risk) == ["2 runs not converged", "GAMP"]
 
@@ -323,7 +328,9 @@ def test_other_errors_of_learners_are_drawn_in_the_order_of_their_curves(ax):
     bare = plotting.risk_against_alpha(curves, values=values, ax=ax.figure.add_subplot(), **words)
     np.testing.assert_array_equal(bare.lines[0].get_ydata(), shares[jnp.array([1, 2, 0])])
     other = plotting.risk_against_alpha(curves, words["labels"], ax.figure.add_subplot())
-    assert other.get_ylabel() == "mean squared error"
+    assert other.get_ylabel() == "mean squared error (plug-in)"
+    other = plotting.risk_against_alpha(curves, words["labels"], other, values=values)
+    assert other.get_ylabel() == "error"
     for quantity in ("test_loss", "cosine", "eror"):
         with pytest.raises(ValueError, match=f"quantity: got '{quantity}'"):
             plotting.risk_against_alpha(curves, words["labels"], ax, quantity=quantity)
@@ -366,6 +373,116 @@ def test_methods_have_markers_of_their_own_and_learners_colours(ax):
         plotting.risk_against_alpha(curves, ["a", "b"], ax)
 
 
+def looks(ax):
+    """Colour and marker, or line style, of each entry of the legend."""
+    handles, names = ax.get_legend_handles_labels()
+    mark = lambda x: x.get_marker() if x.get_linestyle() == "None" else x.get_linestyle()
+    drawn = zip(handles, names, strict=True)
+    return {name: (x.get_color(), mark(x)) for x, name in drawn if hasattr(x, "get_marker")}
+
+
+def test_runs_are_paired_with_the_theory_of_their_learner_whatever_the_labels(ax):
+    ridge, lasso = smi.Erm(ridge=0.1), smi.Erm(ridge=0.0, l1=0.1)
+    learned = [learner_solution("state_evolution", one) for one in (ridge, lasso)]
+    runs = [learner_solution("gamp", one) for one in (ridge, smi.Erm(ridge=0.1), lasso)]
+    huber = learner_solution("gamp", smi.Erm(loss=smi.losses.huber(), ridge=0.1))
+    train = synthetic.solution("train")
+    curves = [*learned, *runs, huber, train]
+    plotting.risk_against_alpha(curves, ["a"] * len(curves), ax)
+    first, second, third = map(plotting.colour, range(3))
+    assert looks(ax) == {
+        "a": (first, "-"),
+        "a, squared loss, l1 0.1": (second, "--"),
+        "a, GAMP": (first, "o"),
+        "a, GAMP (2)": (first, "D"),
+        "a, GAMP (3)": (second, "o"),
+        "a, GAMP (4)": (third, "o"),  # no theory of its learner
+        "a, training": (second, "s"),
+    }
+    assert set(filter(None, labels(ax))) == set(looks(ax))
+    plotting.risk_against_alpha([learned[0]], ["a"], ax)
+    assert "a, squared loss, ridge 0.1" in labels(ax)
+    # the same markers in the other figure
+    other = ax.figure.add_subplot()
+    plotting.overlap_against_alpha(learned[0], runs[0], other)
+    plotting.overlap_against_alpha(gamp=dataclasses.replace(train, model=None), ax=other)
+    assert [look[1] for look in looks(other).values()] == ["-", "o", "s", "s", "|"]
+
+
+def test_runs_of_another_learner_are_refused(ax):
+    ridge = learner_solution("gamp", smi.Erm(ridge=0.1))
+    with pytest.raises(
+        ValueError, match=r"runs of squared loss, ridge 0\.1; allowed: .* curve: Bayes"
+    ):
+        plotting.overlap_against_alpha(synthetic.curve(), ridge, ax)
+    with pytest.raises(
+        ValueError, match=r"runs of Bayes; .* .* curve: squared loss, ridge 0\.1\.$"
+    ):
+        plotting.overlap_against_alpha(gamp=[ridge, synthetic.solution("gamp")], ax=ax)
+    grid, Q = jnp.arange(1.0, 4.0), jnp.full((3, 1, 1), 0.5)
+    with pytest.raises(ValueError, match="runs of squared loss"):
+        FirstOrder("none", None, None, None, grid, Q, Q).plot(ax, runs=ridge)
+
+
+def test_theory_is_a_line_without_marks_and_a_point_alone_a_dot(ax):
+    smi.Curve(tuple(synthetic.curve())).plot(ax)
+    assert [line.get_marker() for line in ax.lines] == ["None", "None"]
+    assert len({line.get_linestyle() for line in ax.lines}) == 2
+    alone = smi.Curve((synthetic.solution(),)).plot(ax.figure.add_subplot()).lines[0]
+    assert (alone.get_marker(), list(alone.get_markevery())) == (".", [0])
+
+
+def test_a_band_is_explained_once_where_it_is_broader_than_its_line(ax):
+    curve = synthetic.curve()
+    exact = [dataclasses.replace(x, stderr=1e-4 * x.stderr) for x in curve]
+    assert BAND not in labels(plotting.overlap_against_alpha(exact, ax=ax))
+    for _ in range(2):
+        plotting.overlap_against_alpha(curve, ax=ax)
+    assert labels(ax).count(BAND) == 1 == labels(ax)[-1].count(BAND)
+    three = plotting.overlap_against_alpha(curve, ax=ax.figure.add_subplot(), bands=3.0)
+    assert labels(three)[-1] == "band: ± 3 s.e."
+
+
+def test_a_transition_has_runs(ax):
+    """As Q: cos² times the second moment."""
+    runs = [synthetic.solution("gamp", alpha=2.0, steps=n, moment=4.0) for n in (5, 6, 8)]
+    Q = jnp.full((3, 2, 2), 0.5)
+    found = FirstOrder("none", None, None, None, jnp.arange(1.0, 4.0), Q, Q)
+    found.plot(ax, runs=runs)
+    for p in range(2):
+        np.testing.assert_allclose(
+            drawn(ax, "gamp")[p], np.mean([x.overlap[p, p] for x in runs]), rtol=1e-6
+        )
+    names = ["index 1, GAMP", "index 2, GAMP", "mean of 3, ± 2 s.e."]
+    assert labels(ax)[-3:] == names
+    assert looks(ax)["index 2, GAMP"] == (plotting.colour(1), "o")
+    assert len([x for x in ax.collections if hasattr(x, "get_segments")]) == 2  # bars
+
+
+def test_the_runs_of_a_sweep_are_drawn(ax):
+    pytest.importorskip("xarray")
+    steps = iter([5, 6, 8, 5, 6, 8])
+    run = lambda model, alpha, key, last, learner: synthetic.solution("gamp", alpha, next(steps))
+    learner, grid = smi.Erm(ridge=0.1), [0.3, 0.6]
+    build = lambda noise: smi.links.linear(noise)
+    table = smi.sweep(build, grid, {"noise": [0.1]}, seeds=3, solver=run, learner=learner)
+    table = table.assign_attrs(solver='"gamp"')
+    curve, one = smi.Curve(tuple(synthetic.curve())), table.sel(noise=0.1)
+    with pytest.raises(ValueError, match=r"runs of squared loss, ridge 0\.1; allowed: .* Bayes"):
+        curve.plot(ax, runs=one)
+    del one.attrs["learner"]
+    curve.plot(ax, runs=one)
+    for p in range(2):
+        np.testing.assert_allclose(drawn(ax, "gamp")[p], (one.cosine**2).mean("seed")[:, p])
+    assert labels(ax)[2:] == [BAND, "layer 1, GAMP", "layer 2, GAMP", "mean of 3, ± 2 s.e."]
+    few = one.isel(alpha=0)
+    risk = plotting.risk_against_alpha([curve, few], ["a", "a"], ax.figure.add_subplot())
+    np.testing.assert_allclose(drawn(risk, "gamp"), [few.error.mean("seed", keepdims=True)])
+    for wrong in (table, one.assign_attrs(solver='"state_evolution"'), one.drop_attrs()):
+        with pytest.raises(ValueError, match=r"^runs \(gamp\): got .*, of parameters table\.sel\("):
+            curve.plot(ax, runs=wrong)
+
+
 def test_a_sweep_has_error_bands():
     """By the spread of several seeds, of one seed by its solution; points at which a seed did not
     converge are crosses."""
@@ -390,7 +507,7 @@ def test_a_sweep_has_error_bands():
     known, crosses, _ = panel.lines
     np.testing.assert_allclose(known.get_ydata(), [0.3, np.nan])
     np.testing.assert_allclose(crosses.get_ydata(), [np.nan, 0.6])
-    assert labels(panel) == ["not converged"]
+    assert labels(panel) == [BAND, "not converged"]
 
 
 @pytest.mark.parametrize("values", [(2,), (2, 3), (11, 3)])
@@ -408,7 +525,7 @@ def test_each_value_of_a_parameter_is_named_once(values):
     assert (len(bar), bar and bar[0].get_ylabel()) == ((1, "noise") if values[0] == 11 else (0, []))
     flips = [f"flip {k}" for k in range(3)] * (len(values) > 1)
     noises = ["noise 0", "noise 1"] * (not bar)
-    assert sorted(filter(None, labels(panel))) == sorted([*flips, *noises, "not converged"])
+    assert sorted(filter(None, labels(panel))) == sorted([BAND, *flips, *noises, "not converged"])
     curves = [x for x in panel.lines if len(x.get_xdata()) and x.get_linestyle() != "None"]
     looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in curves}
     assert len(looks) == np.prod(values)
@@ -577,6 +694,6 @@ def test_the_legend_of_two_curves_is_whole_in_a_saved_figure(layout, tmp_path):
         plotting.overlap_against_alpha(synthetic.curve(), ax=ax)
     ax.figure.savefig(tmp_path / "a.png")
     box, room = ax.get_legend().get_window_extent(), ax.figure.bbox
-    assert len(labels(ax)) == 4
+    assert len(labels(ax)) == 5
     assert room.x0 <= box.x0 < box.x1 <= room.x1
     assert room.y0 <= box.y0 < box.y1 <= room.y1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise, product
+from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -18,10 +18,11 @@ from jax.typing import ArrayLike
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.core.validate import check, choice
+from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.thresholds.transitions import jumps
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
-from jaxsmi.workbench.storage import learner_name
+from jaxsmi.workbench.storage import MATRICES, SCALARS, learner_name
 from jaxsmi.workbench.sweeps import mean_error
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from jaxsmi.thresholds.transitions import FirstOrder
     from jaxsmi.workbench.order import LearningOrder
 
-    Curve = Solution | Iterable[Solution]
+    Curve = Solution | Iterable[Solution] | xarray.Dataset
 
 _MOST_NAMES = 10
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
@@ -41,6 +42,7 @@ _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 _SOUND = [int(code) for code in (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED)]
 _THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others are runs
 _WORDS = {"gamp": "GAMP", "train": "training"}
+_MARKS = {"gamp": 0, "train": 1}  # numbers of the markers of methods; of others 2
 _STEP, _SOLVER_STEP = "iteration", "accelerated step"
 _ALPHA = r"sample complexity $\alpha$"
 _OVERLAP = r"overlap $Q/\rho$"
@@ -74,7 +76,8 @@ def overlap_against_alpha(
         theory: State evolution, of which Q/ρ is drawn (of a learner the squared cosine): one
             solution, or several.
         gamp: Runs of message passing, of which cos² is drawn (Q of Bayes without a teacher), in the
-            same forms. Of several that converged at one α the mean, with its error bar.
+            same forms, or the table of `smi.sweep(.., solver="gamp")`. Of several that converged at
+            one α the mean, with its error bar.
         ax: Axes to draw in. Default None: new ones. Each learner or label on the same axes has its
             own line style and markers, and with a single index its own colour.
         names: Of the indices. Default None: those of the model.
@@ -87,11 +90,12 @@ def overlap_against_alpha(
         The axes.
 
     Raises:
-        ValueError: Without any solution.
+        ValueError: Without any solution, or for runs of another learner than that of the curve.
         ImportError: Without matplotlib, with the remedy.
     """
     # lists at once: a generator gives its solutions once only
     curve, runs = _ascending("theory", theory), _ascending("runs (gamp)", gamp)
+    _check_owners(runs, *[_owner(x) for x in curve[:1] if x.kind == "state_evolution"])
     names, title = list(names or ()) or _names([*curve, *runs]), _title([*curve, *runs])
     ax = drawing.axes_or_new(ax)
     of_curve, of_runs = _owners(ax, curve, runs, label=label)
@@ -158,9 +162,7 @@ def overlap_against_iteration(
             # a fixed point stays where it is while the run beside it goes on
             if bool(theory.converged) and run and step[-1] < run["step"][-1]:
                 step, overlap = np.append(step, run["step"][-1]), np.append(overlap, overlap[-1])
-            look = _look(ax, p, names, of_theory, theory.kind)
-            look |= {"marker": ""} if run else {}  # the run has markers
-            ax.plot(step, overlap, **look)
+            drawing.joined(ax, step, overlap, **_look(ax, p, names, of_theory, theory.kind))
         if gamp is not None and run:
             values = run["cosine"][:, p] ** 2 if squared else run["overlap"][:, p, p]
             look = _look(ax, p, names, of_run, gamp.kind)
@@ -191,13 +193,40 @@ def _ascending(name: str, curve: Curve | None) -> list[Solution]:
 
 def _solutions(name: str, curve: Curve) -> list[Solution]:
     """A list of the solutions; a ValueError for a data set, of labels or of a file."""
+    if hasattr(curve, "data_vars"):
+        curve = _rows(curve)
     listed: list[Any] = list(curve) if isinstance(curve, Iterable) else [curve]
     allowed = (
-        "solutions: smi.curve(..), or a list of runs smi.gamp(model, data, key=key); a table that "
-        "smi.load read draws itself, table.overlap.plot()"
+        "solutions: smi.curve(..), a list of runs smi.gamp(model, data, key=key), or the table of "
+        'smi.sweep(.., solver="gamp"), of parameters table.sel(noise=0.1); another table draws '
+        "itself, table.overlap.plot()"
     )
     check(all(isinstance(x, Solution) for x in listed), name, curve, allowed)
     return listed
+
+
+def _rows(table: Any) -> list[Any]:
+    """The runs of a sweep over seeds and α; the table itself if it holds anything else."""
+    solver, axes = str(table.attrs.get("solver")).strip('"'), ("seed", "alpha")
+    if solver not in _MARKS or not set(axes).issuperset(table.result.dims):
+        return [table]
+    flat = table.expand_dims([x for x in axes if x not in table.dims]).stack(row=axes)
+    learner, kind = {}, Solution
+    if "learner" in table.attrs:
+        learner, kind = {"learner": table.attrs["learner"]}, LearnerSolution
+    runs = []
+    for row in (flat.isel(row=k) for k in range(flat.sizes["row"])):
+        numbers = {name: row[name].values for name in ("alpha", *MATRICES, *SCALARS)}
+        history = {"cosine": row.cosine.values[None]}
+        runs.append(kind(**numbers, **learner, history=history, kind=solver))
+    return runs
+
+
+def _check_owners(runs: Sequence[Solution], *of_curve: str) -> None:
+    """Refuse runs of message passing of several learners, or of another one than the curve's."""
+    whose = list(dict.fromkeys([*of_curve, *(_owner(x) for x in runs if x.kind == "gamp")]))
+    allowed = f"runs of one learner, that of the curve: {' '.join(whose[:1])}"
+    check(len(whose) < 2, "runs (gamp)", f"runs of {' and '.join(whose[1:])}", allowed)
 
 
 def _names(solutions: Sequence[Solution]) -> list[str]:
@@ -226,7 +255,7 @@ def _title(solutions: Sequence[Solution], alpha: bool = False) -> str:
 def _owner(solution: Solution) -> str:
     """Whose weights these are: those of a learner, or of Bayes."""
     if (learner := getattr(solution, "learner", None)) is not None:
-        return learner_name(learner)
+        return learner if isinstance(learner, str) else learner_name(learner)  # of a table its name
     return "Bayes" if solution.kind in ("state_evolution", "gamp") else _word(solution.kind)
 
 
@@ -246,7 +275,8 @@ def _owners(ax: Axes, *groups: Sequence[Solution], label: str | None = None) -> 
 
 def _drawn(ax: Axes) -> list[str]:
     """Owners of the lines on these axes, which are their gid."""
-    return [x for x in dict.fromkeys(x.get_gid() for x in ax.lines) if x not in (None, _THRESHOLD)]
+    others = (None, _THRESHOLD, _MEANS)
+    return [x for x in dict.fromkeys(x.get_gid() for x in ax.lines) if x not in others]
 
 
 def _look(ax: Axes, p: int, names: Sequence[str], owner: str, kind: str) -> dict[str, Any]:
@@ -256,22 +286,28 @@ def _look(ax: Axes, p: int, names: Sequence[str], owner: str, kind: str) -> dict
     hue = p if len(names) > 1 else call
     said = word if name in ("Bayes", word) else name if theory else f"{name}, {word}"
     label = ", ".join(filter(None, (names[p], said))) + f" ({number})" * (number != "1")
-    look = line(call) | {"color": colour(hue)} if theory else markers(hue, p + 2 * call)
-    if theory and len(names) > 1:  # small marks, as colours are alike in grey
-        look |= {"marker": markers(p)["marker"], "markersize": 3, "markevery": 0.1}
+    # a line style for each index, too, as colours are alike in grey
+    look = line(p + call) | {"color": colour(hue)} if theory else _marks(ax, kind, hue)
     return look | {"label": label, "gid": owner}
+
+
+def _marks(ax: Axes, kind: str, hue: int) -> dict[str, Any]:
+    """The markers of a method, or other ones where the axes show these in the same colour."""
+    same = [x for x in ax.lines if x.get_color() == colour(hue)]
+    taken = [x.get_marker() for x in same if not str(x.get_label()).startswith("_")]
+    looks = [markers(hue, n) for n in (_MARKS.get(kind, 2), *range(3, 7))]
+    return next((x for x in looks if x["marker"] not in taken), looks[0])
 
 
 def _theory(
     ax: Axes, curve: Sequence[Solution], points: np.ndarray, bars: float, look: Any, **limits: Any
 ) -> None:
-    """Draw x, y, errors (3, n) as a line with its band; a coarse curve shows its points."""
+    """Draw x, y, errors (3, n) as a line with its band."""
     (x, y, error), tint = points, look["color"]
     _mark(ax, curve, points, tint)
-    drawing.band(ax, x, y - bars * error, y + bars * error, tint, **limits)
-    sound = np.flatnonzero([bool(solution.converged) for solution in curve])
-    dots = {"marker": ".", "markersize": 3.5} | look | {"markevery": sound}
-    ax.plot(x, y, **(dots if len(curve) <= _MOST_MARKERS else look))
+    label = f"band: ± {bars:g} s.e."
+    drawing.band(ax, x, y - bars * error, y + bars * error, tint, label=label, **limits)
+    drawing.joined(ax, x, y, **look)
 
 
 def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str) -> None:
@@ -472,16 +508,19 @@ def risk_against_alpha(
 ) -> Axes:
     """Draw an error of several learners against α: theory as lines with bands of two standard
     errors, crosses where no fixed point was reached and open circles where it is unstable; runs as
-    markers in the colour of the curve before them (each method with its own marker, if a curve has
-    several), of several runs at one α the mean of those that converged, if half of them did, with
-    a bar of two of its standard errors. Runs without a teacher have no error: give `values`.
+    markers, those of GAMP circles, in the colour of the curve of their learner, of several runs at
+    one α the mean of those that converged, if half of them did, with a bar of two of its standard
+    errors. Runs without a teacher have no error: give `values`.
 
     Args:
-        curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; after
-            each, if there are some, its runs on data (`gamp`, `train`).
-        labels: Names, one for each of `curves`, runs included.
+        curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; runs on
+            data (`gamp`, `train`), also as the table of `smi.sweep`. Of several curves of a learner
+            runs belong to the last one before them, those of `train` to any curve before them.
+        labels: Names, one for each of `curves`, runs included. To one that is taken, the learner or
+            method is added.
         ax: Axes to draw in. Default None: new ones.
-        quantity: "error" (the mean squared error), "test_loss", "train_loss" or "energy"; with
+        quantity: "error" (the mean squared error of the plug-in predictor, of matrix models of the
+            matrix), "test_loss", "train_loss" or "energy"; with
             `values` their name on the axis. Default "error".
         values: Other errors, of each curve those at its points, in their order: `[
             smi.generalization_error(student, curve, key=key, loss=smi.losses.misclassification) for
@@ -502,6 +541,7 @@ def risk_against_alpha(
     allowed = f"{len(curves)} of them, one for each of the curves, runs included"
     check(len(curves) == len(labels), "labels", labels, allowed)
     curves = [_solutions(f"curves[{k}]", curve) for k, curve in enumerate(curves)]
+    words = quantity.replace("_", " ")
     if values is None:
         points = [x for c in curves for x in c]
         found = [getattr(x, str(quantity), None) for x in points]
@@ -510,33 +550,46 @@ def risk_against_alpha(
         check(all(known), "quantity", quantity, allowed)
         error_of = lambda x: (getattr(x, quantity), x.stderrs.get(quantity, 0.0))
         values = [Estimate(*np.array([error_of(x) for x in c], float).T) for c in curves]
+        if quantity == "error":
+            of = "of the matrix" if isinstance(points[0].model, MatrixModel) else "(plug-in)"
+            words = f"mean squared error {of}"
     bare = lambda x: Estimate(*np.array([x, np.zeros(np.shape(x))], float))
     values = [x if isinstance(x, Estimate) else bare(x) for x in values]
     sizes = [(len(curve),) for curve in curves]
     shapes = [np.shape(np.atleast_1d(estimate.value)) for estimate in values]
     check(shapes == sizes, "values", f"numbers of shapes {shapes}", f"those of shapes {sizes}")
-    theories = [all(x.kind in _THEORY for x in solutions) for solutions in curves]
-    methods = any(not (one or other) for one, other in pairwise(theories))
-    ax, k, method = drawing.axes_or_new(ax), -1, -1
-    rows: list[list[str]] = []  # of the legend: theory, and its runs beside it
-    for solutions, estimate, label, theory in zip(curves, values, labels, theories, strict=True):
-        k, method = max(k + theory, 0), -1 if theory else method + 1
-        order = np.argsort([float(x.alpha) for x in solutions])
-        curve = [solutions[n] for n in order]
-        alpha = np.array([float(x.alpha) for x in curve])
-        value, error = (np.atleast_1d(np.asarray(x, float))[order] for x in estimate)
-        points = np.array([alpha, value, error])
+    of_theory = [n for n, c in enumerate(curves) if all(x.kind in _THEORY for x in c)]
+    ax, hues = drawing.axes_or_new(ax), {}
+    rows: dict[int, tuple[list[str], list[str]]] = {}  # of the legend: theory, its runs beside it
+    for n, (solutions, estimate, label) in enumerate(zip(curves, values, labels, strict=True)):
+        alpha, theory = [float(x.alpha) for x in solutions], n in of_theory
+        order = np.argsort(alpha)
+        curve = [solutions[k] for k in order]
+        points = np.array([alpha, *map(np.atleast_1d, estimate)], float)[:, order]
+        full = f"{label}, {_owner(curve[0]) if theory else _word(curve[0].kind)}"
+        names = (label, full, *(f"{full} ({k})" for k in range(2, len(curves) + 2)))
+        label = next(x for x in names if x not in ax.get_legend_handles_labels()[1])
+        own = n if theory else _theory_of(n, curves, of_theory)
+        hue = hues.setdefault(own, len(hues))
+        rows.setdefault(own, ([], []))[not theory].append(label)
         if theory:
-            _theory(ax, curve, points, 2.0, line(k) | {"color": colour(k), "label": label})
+            _theory(ax, curve, points, 2.0, line(hue) | {"color": colour(hue), "label": label})
         else:
-            shape = method if methods else None
-            _means(ax, curve, points, 2.0, markers(k, shape) | {"label": label})
-        rows += [["", ""]] if theory or not rows or rows[-1][1] else []
-        rows[-1][not theory] = label
-    mixed = any(theories) and not all(theories)
-    columns = list(zip(*rows, strict=True)) if mixed else min(len(curves), 3)
-    words = "mean squared error" if quantity == "error" else quantity.replace("_", " ")
+            _means(ax, curve, points, 2.0, _marks(ax, curve[0].kind, hue) | {"label": label})
+    beside = [row for _, own in sorted(rows.items()) for row in zip_longest(*own, fillvalue="")]
+    mixed = 0 < len(of_theory) < len(curves)
+    columns = list(zip(*beside, strict=True)) if mixed else min(len(curves), 3)
     return _finish(ax, columns, xlabel=_ALPHA, ylabel=words)
+
+
+def _theory_of(n: int, curves: Sequence[Sequence[Solution]], of_theory: list[int]) -> int:
+    """The number of the curve of the same learner, or model, as runs n: of several the last one
+    before them, n itself if no curve is of the learner of message passing."""
+    run, what = curves[n][0], lambda x: getattr(x, "learner", None) or x.model
+    other = lambda k: run.kind == "gamp" and _owner(curves[k][0]) != _owner(run)
+    same = lambda k: eqx.tree_equal(what(curves[k][0]), what(run))
+    best = min(of_theory, key=lambda k: (other(k), not same(k), k > n, abs(k - n)), default=n)
+    return n if other(best) else best
 
 
 @style()
@@ -645,27 +698,39 @@ def threshold(
 
 
 @style()
-def transition(found: FirstOrder, ax: Axes | None = None) -> Axes:
+def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = None) -> Axes:
     """See `FirstOrder.plot`."""
-    ax = drawing.axes_or_new(ax)
+    ax, runs = drawing.axes_or_new(ax), _ascending("runs", runs)
+    _check_owners(runs, "Bayes")
     # the uninformed branch ends at the algorithmic threshold, the informed one begins at the
     # spinodal: no line there joins one branch to the other
     branches = {"uninformed": found.algorithmic, "informed": found.spinodal}
     indices, call = found.informed.shape[1], len(_drawn(ax))
     number = f" ({call + 1})" if call else ""
     for p in range(indices):
+        index = f"index {p + 1}, " if indices > 1 else ""
         for k, (branch, jump) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
             gaps = jumps(alpha, Q)
-            label = (f"index {p + 1}, {branch}" if indices > 1 else branch) + number
-            look: dict[str, Any] = {"label": label, "gid": f"transition{number}"} | line(k)
+            look: dict[str, Any] = {
+                "label": f"{index}{branch}{number}",
+                "gid": f"transition{number}",
+            } | line(k)
             look |= {"color": colour(p + call * indices)}
             end = 0.0 if jump is None else float(jump.alpha)
             at = int(np.searchsorted(alpha, end))
             gaps = np.union1d(gaps, at) if 0 < at < len(alpha) else gaps
             alpha, Q = np.insert(alpha, gaps, np.nan), np.insert(Q, gaps, np.nan)
-            # a marker would hide the gap between two dashes of the legend
-            ax.plot(alpha, Q, marker="." if k == 0 else "", ms=3.5, **look)
+            drawing.joined(ax, alpha, Q, **look)
+        if runs:
+            points = np.array([_point(run, p) for run in runs]).T
+            # cos² = Q/ρ, and ρ = Q + V
+            rho = [float(run.overlap[p, p] + run.covariance[p, p]) for run in runs]
+            points[1:] *= np.array(rho)
+            ax.set(ylim=np.multiply(_UNIT, np.nanmax([*rho, float(found.informed.max())])))
+            look = _marks(ax, runs[0].kind, p + call * indices) | {"gid": f"transition{number}"}
+            label = f"{index}{_word(runs[0].kind)}{number}"
+            _means(ax, runs, points, 2.0, look | {"label": label})
     thresholds = {name: x for name, x in found.thresholds.items() if x is not None}
     for name, critical in thresholds.items():
         if float(critical.alpha) > 0.0:
@@ -710,6 +775,8 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
     first, others = said[0] if said else [""], [", ".join(x) for x in product(*said[1:])]
     shapes = [markers(0, n)["marker"] for n in range(len(others))] if len(said) > 1 else ["."]
     looks = [line(n) | {"marker": x, "markersize": 3.5} for n, x in enumerate(shapes)]
+    if table.attrs.get("solver") == '"state_evolution"' and len(shapes) < 7:  # theory is no data
+        looks = [line(n) for n in range(len(shapes))]
     tints = drawing.shades(len(first))
     for p, ax in enumerate(panels):
         of_index = lambda x: x.isel(index=p, index_=p)  # noqa: B023
@@ -719,13 +786,13 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
         )
         for k, (tint, look) in enumerate(product(tints, looks)):
             known, crosses = rows[k].where(~missed[k]), rows[k].where(missed[k])
-            ax.plot(rows.alpha, known, color=tint, **look)
+            drawing.joined(ax, rows.alpha, known, color=tint, **look)
             ax.plot(rows.alpha, crosses, color=tint, **CROSS)
             if len(said) > 1:  # crosses have no line style: around them the marker
-                ring = _RING | {"marker": look["marker"], "markersize": 6, "mew": 0.5}
+                ring = _RING | {"marker": shapes[k % len(shapes)], "markersize": 6, "mew": 0.5}
                 ax.plot(rows.alpha, crosses, color=tint, **ring)
             low, high = (known.values + x * errors[k].values for x in (-2.0, 2.0))
-            drawing.band(ax, rows.alpha, low, high, tint, within=(0.0, top))
+            drawing.band(ax, rows.alpha, low, high, tint, (0.0, top), "band: ± 2 s.e.")
         ax.set(xlabel=_ALPHA, title=f"index {p + 1}" if count > 1 else "")
     panels[0].set_ylabel(_OVERLAP)
     # more names than this would hide the panels: a colour bar

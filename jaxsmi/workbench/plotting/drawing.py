@@ -31,6 +31,7 @@ Columns = int | Sequence[Sequence[str]]  # of a legend: their number, or the lab
 COLUMN = 3.5  # inches: one column of a two-column page, and its whole width
 PAGE = 7.1
 _HEIGHT = 2.7
+_WIDTH = 1.4  # of lines, in points
 INK = "0.15"  # theory without a colour of its own, levels and limits
 MAP = "viridis"  # of heights; shades of a parameter are taken from it
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}  # not converged
@@ -63,7 +64,7 @@ def shades(count: int) -> list[str]:
 
 def line(p: int) -> dict[str, Any]:
     """Line style number p."""
-    return {"linestyle": _LINES[p % len(_LINES)], "linewidth": 1.4}
+    return {"linestyle": _LINES[p % len(_LINES)], "linewidth": _WIDTH}
 
 
 def markers(p: int, shape: int | None = None) -> dict[str, Any]:
@@ -118,6 +119,14 @@ def axes_or_new(ax: Axes | None) -> Axes:
     return figure.subplots()
 
 
+def joined(ax: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
+    """Draw a line; a point without a neighbour to join it to is a dot."""
+    known = np.pad(np.isfinite(np.asarray(y)), 1)
+    alone = np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
+    dot = {"marker": ".", "markevery": alone} if alone.size else {}
+    ax.plot(x, y, **dot | look)
+
+
 def band(
     ax: Axes,
     x: ArrayLike,
@@ -125,10 +134,12 @@ def band(
     high: ArrayLike,
     tint: str,
     within: tuple[float, float] = (-np.inf, np.inf),
+    label: str | None = None,
 ) -> None:
-    """Shade between two curves, clipped to the values that the quantity can have."""
+    """Shade between two curves, clipped to the values that the quantity can have. A legend has the
+    label if the band is broader than a line."""
     low, high = (np.clip(np.asarray(y), *within) for y in (low, high))
-    ax.fill_between(np.asarray(x), low, high, color=tint, alpha=0.2, lw=0)
+    ax.fill_between(np.asarray(x), low, high, color=tint, alpha=0.2, lw=0, gid=label)
 
 
 def integer_ticks(ax: Axes) -> None:
@@ -148,13 +159,19 @@ def from_zero(ax: Axes) -> None:
 
 
 def legend(ax: Axes, keys: Keys | None = None, columns: Columns = 1, **settings: Any) -> None:
-    """Draw a legend of the labelled artists, each label once, lines before markers, and of `keys`,
-    which explain line styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`.
+    """Draw a legend of the labelled artists, each label once, lines before the others, and of
+    `keys`, which explain line styles and markers: `{"GAMP": {"marker": "o", "ls": "none"}}`.
     With as many `ncols`, `columns` are the labels in each ("" is a gap); the others follow."""
     from matplotlib.lines import Line2D
 
+    ax.get_ylim()  # final, before heights are measured
+    for shade in (x for x in ax.collections if str(x.get_gid()).startswith("band: ")):
+        # a closed polygon: the low end at each x, then the high ones in reverse
+        ends = [ax.transData.transform(path.vertices)[:, 1] for path in shade.get_paths()]
+        if any(np.any(np.abs(y - y[::-1]) > ax.figure.dpi * _WIDTH / 72.0) for y in ends):
+            shade.set_label(str(shade.get_gid()))
     entries: dict[str, Artist] = {}
-    bare = lambda pair: isinstance(pair[0], Line2D) and pair[0].get_linestyle() == "None"
+    bare = lambda pair: not isinstance(pair[0], Line2D) or pair[0].get_linestyle() == "None"
     for handle, label in sorted(zip(*ax.get_legend_handles_labels(), strict=True), key=bare):
         entries.setdefault(label, handle)
     for label, drawn in (keys or {}).items():
@@ -190,7 +207,7 @@ def legend_above(ax: Axes, columns: Columns, **settings: Any) -> None:
     figure: Any = ax.figure
     own = figure.get_gid() == _OWN
     most = _HIGHEST * (figure.dpi * _HEIGHT if own else figure.bbox.height)
-    for highest, look in ((most, {}), (most, _SMALL), (np.inf, _SMALL)):
+    for highest, look in ((most, {}), (np.inf, _SMALL)):
         for count in range(columns if isinstance(columns, int) else len(columns), 0, -1):
             found = place | {"borderaxespad": 0.3, "ncols": count} | look | settings
             legend(ax, None, columns, **found)
