@@ -7,8 +7,8 @@ cosine² = Q/ρ, with ρ the second moment of the signal, so that cos² of a run
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
-from itertools import chain, product, zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -44,6 +44,7 @@ _THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others ar
 _WORDS = {"gamp": "GAMP", "train": "training"}
 _MARKS = {"gamp": 0, "train": 1}  # numbers of the markers of methods; of others 2
 _STEP, _SOLVER_STEP = "iteration", "accelerated step"
+_ERRORS = ("mean squared error (plug-in)", "mean squared error of the matrix")
 _ALPHA = r"sample complexity $\alpha$"
 _OVERLAP = r"overlap $Q/\rho$"
 _SQUARED = "cosine$^2$ with the teacher"
@@ -193,9 +194,8 @@ def _ascending(name: str, curve: Curve | None) -> list[Solution]:
 
 def _solutions(name: str, curve: Curve) -> list[Solution]:
     """A list of the solutions; a ValueError for a data set, of labels or of a file."""
-    if hasattr(curve, "data_vars"):
-        curve = _rows(curve)
-    listed: list[Any] = list(curve) if isinstance(curve, Iterable) else [curve]
+    rows = _rows(curve) if hasattr(curve, "data_vars") else curve
+    listed: list[Any] = list(rows) if isinstance(rows, Iterable) else [rows]
     allowed = (
         "solutions: smi.curve(..), a list of runs smi.gamp(model, data, key=key), or the table of "
         'smi.sweep(.., solver="gamp"), of parameters table.sel(noise=0.1); another table draws '
@@ -205,21 +205,18 @@ def _solutions(name: str, curve: Curve) -> list[Solution]:
     return listed
 
 
-def _rows(table: Any) -> list[Any]:
+def _rows(table: Any) -> Iterator[Any]:
     """The runs of a sweep over seeds and α; the table itself if it holds anything else."""
     solver, axes = str(table.attrs.get("solver")).strip('"'), ("seed", "alpha")
     if solver not in _MARKS or not set(axes).issuperset(table.result.dims):
-        return [table]
+        yield table
+        return
     flat = table.expand_dims([x for x in axes if x not in table.dims]).stack(row=axes)
-    learner, kind = {}, Solution
-    if "learner" in table.attrs:
-        learner, kind = {"learner": table.attrs["learner"]}, LearnerSolution
-    runs = []
+    learner = table.attrs.get("learner")
+    kind, own = (LearnerSolution, {"learner": learner}) if learner else (Solution, {})
     for row in (flat.isel(row=k) for k in range(flat.sizes["row"])):
-        numbers = {name: row[name].values for name in ("alpha", *MATRICES, *SCALARS)}
-        history = {"cosine": row.cosine.values[None]}
-        runs.append(kind(**numbers, **learner, history=history, kind=solver))
-    return runs
+        own |= {name: row[name].values for name in ("alpha", *MATRICES, *SCALARS)}
+        yield kind(**own, history={"cosine": row.cosine.values[None]}, kind=solver)
 
 
 def _check_owners(runs: Sequence[Solution], *of_curve: str) -> None:
@@ -267,9 +264,8 @@ def _owners(ax: Axes, *groups: Sequence[Solution], label: str | None = None) -> 
     """Those of theory and of runs, with the number of such lines, or such markers, on the axes."""
     names = [(label or _owner(group[0])) if group else "" for group in groups]
     drawn = {(x.get_gid(), x.get_linestyle() == "None") for x in ax.lines}
-    number = 1
-    while any((f"{name}|{number}", bool(k)) in drawn for k, name in enumerate(names)):
-        number += 1
+    shown = lambda n: any((f"{name}|{n}", bool(k)) in drawn for k, name in enumerate(names))
+    number = next(n for n in count(1) if not shown(n))
     return [f"{name}|{number}" for name in names]
 
 
@@ -293,10 +289,10 @@ def _look(ax: Axes, p: int, names: Sequence[str], owner: str, kind: str) -> dict
 
 def _marks(ax: Axes, kind: str, hue: int) -> dict[str, Any]:
     """The markers of a method, or other ones where the axes show these in the same colour."""
-    same = [x for x in ax.lines if x.get_color() == colour(hue)]
-    taken = [x.get_marker() for x in same if not str(x.get_label()).startswith("_")]
+    named = [x for x in ax.lines if not str(x.get_label()).startswith("_")]
+    taken = [(x.get_color(), x.get_marker()) for x in named]
     looks = [markers(hue, n) for n in (_MARKS.get(kind, 2), *range(3, 7))]
-    return next((x for x in looks if x["marker"] not in taken), looks[0])
+    return next((x for x in looks if (x["color"], x["marker"]) not in taken), looks[0])
 
 
 def _theory(
@@ -313,8 +309,8 @@ def _theory(
 def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str) -> None:
     """Crosses where no fixed point was reached, open circles where it is unstable."""
     codes = np.array([int(solution.result) for solution in solutions])
-    failed, unstable = ~np.isin(codes, _SOUND), codes == Result.UNSTABLE
-    failed &= ~unstable
+    unstable = codes == Result.UNSTABLE
+    failed = ~(np.isin(codes, _SOUND) | unstable)
     for name, where, mark in (("not converged", failed, CROSS), ("unstable", unstable, _RING)):
         if where.any():
             ax.plot(*points[:2, where], color=tint, **mark)
@@ -550,9 +546,7 @@ def risk_against_alpha(
         check(all(known), "quantity", quantity, allowed)
         error_of = lambda x: (getattr(x, quantity), x.stderrs.get(quantity, 0.0))
         values = [Estimate(*np.array([error_of(x) for x in c], float).T) for c in curves]
-        if quantity == "error":
-            of = "of the matrix" if isinstance(points[0].model, MatrixModel) else "(plug-in)"
-            words = f"mean squared error {of}"
+        words = _ERRORS[isinstance(points[0].model, MatrixModel)] if words == "error" else words
     bare = lambda x: Estimate(*np.array([x, np.zeros(np.shape(x))], float))
     values = [x if isinstance(x, Estimate) else bare(x) for x in values]
     sizes = [(len(curve),) for curve in curves]
@@ -567,15 +561,14 @@ def risk_against_alpha(
         curve = [solutions[k] for k in order]
         points = np.array([alpha, *map(np.atleast_1d, estimate)], float)[:, order]
         full = f"{label}, {_owner(curve[0]) if theory else _word(curve[0].kind)}"
-        names = (label, full, *(f"{full} ({k})" for k in range(2, len(curves) + 2)))
+        names = chain((label, full), (f"{full} ({k})" for k in count(2)))
         label = next(x for x in names if x not in ax.get_legend_handles_labels()[1])
         own = n if theory else _theory_of(n, curves, of_theory)
         hue = hues.setdefault(own, len(hues))
         rows.setdefault(own, ([], []))[not theory].append(label)
-        if theory:
-            _theory(ax, curve, points, 2.0, line(hue) | {"color": colour(hue), "label": label})
-        else:
-            _means(ax, curve, points, 2.0, _marks(ax, curve[0].kind, hue) | {"label": label})
+        look = line(hue) | {"color": colour(hue)}
+        look = (look if theory else _marks(ax, curve[0].kind, hue)) | {"label": label}
+        (_theory if theory else _means)(ax, curve, points, 2.0, look)
     beside = [row for _, own in sorted(rows.items()) for row in zip_longest(*own, fillvalue="")]
     mixed = 0 < len(of_theory) < len(curves)
     columns = list(zip(*beside, strict=True)) if mixed else min(len(curves), 3)
@@ -707,15 +700,13 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
     branches = {"uninformed": found.algorithmic, "informed": found.spinodal}
     indices, call = found.informed.shape[1], len(_drawn(ax))
     number = f" ({call + 1})" if call else ""
+    gid = f"transition{number}"
     for p in range(indices):
         index = f"index {p + 1}, " if indices > 1 else ""
         for k, (branch, jump) in enumerate(branches.items()):
             alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
             gaps = jumps(alpha, Q)
-            look: dict[str, Any] = {
-                "label": f"{index}{branch}{number}",
-                "gid": f"transition{number}",
-            } | line(k)
+            look = line(k) | {"label": f"{index}{branch}{number}", "gid": gid}
             look |= {"color": colour(p + call * indices)}
             end = 0.0 if jump is None else float(jump.alpha)
             at = int(np.searchsorted(alpha, end))
@@ -728,9 +719,9 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
             rho = [float(run.overlap[p, p] + run.covariance[p, p]) for run in runs]
             points[1:] *= np.array(rho)
             ax.set(ylim=np.multiply(_UNIT, np.nanmax([*rho, float(found.informed.max())])))
-            look = _marks(ax, runs[0].kind, p + call * indices) | {"gid": f"transition{number}"}
-            label = f"{index}{_word(runs[0].kind)}{number}"
-            _means(ax, runs, points, 2.0, look | {"label": label})
+            look = {"label": f"{index}{_word(runs[0].kind)}{number}", "gid": gid}
+            look |= _marks(ax, runs[0].kind, p + call * indices)
+            _means(ax, runs, points, 2.0, look)
     thresholds = {name: x for name, x in found.thresholds.items() if x is not None}
     for name, critical in thresholds.items():
         if float(critical.alpha) > 0.0:

@@ -31,7 +31,6 @@ Columns = int | Sequence[Sequence[str]]  # of a legend: their number, or the lab
 COLUMN = 3.5  # inches: one column of a two-column page, and its whole width
 PAGE = 7.1
 _HEIGHT = 2.7
-_WIDTH = 1.4  # of lines, in points
 INK = "0.15"  # theory without a colour of its own, levels and limits
 MAP = "viridis"  # of heights; shades of a parameter are taken from it
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}  # not converged
@@ -64,7 +63,7 @@ def shades(count: int) -> list[str]:
 
 def line(p: int) -> dict[str, Any]:
     """Line style number p."""
-    return {"linestyle": _LINES[p % len(_LINES)], "linewidth": _WIDTH}
+    return {"linestyle": _LINES[p % len(_LINES)], "linewidth": 1.4}
 
 
 def markers(p: int, shape: int | None = None) -> dict[str, Any]:
@@ -168,7 +167,7 @@ def legend(ax: Axes, keys: Keys | None = None, columns: Columns = 1, **settings:
     for shade in (x for x in ax.collections if str(x.get_gid()).startswith("band: ")):
         # a closed polygon: the low end at each x, then the high ones in reverse
         ends = [ax.transData.transform(path.vertices)[:, 1] for path in shade.get_paths()]
-        if any(np.any(np.abs(y - y[::-1]) > ax.figure.dpi * _WIDTH / 72.0) for y in ends):
+        if any(np.any(np.abs(y - y[::-1]) > 0.02 * ax.figure.dpi) for y in ends):
             shade.set_label(str(shade.get_gid()))
     entries: dict[str, Artist] = {}
     bare = lambda pair: not isinstance(pair[0], Line2D) or pair[0].get_linestyle() == "None"
@@ -203,14 +202,14 @@ def legend_above(ax: Axes, columns: Columns, **settings: Any) -> None:
         cover.set_axes_locator(functools.partial(_legend_extent, ax))
     # it begins above the labels of the ordinate: a third of an inch makes a column more
     left = ax.transAxes + ScaledTranslation(-0.33, 0, ax.figure.dpi_scale_trans)
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": left}
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.3}
+    place |= {"bbox_transform": left} | settings
     figure: Any = ax.figure
     own = figure.get_gid() == _OWN
     most = _HIGHEST * (figure.dpi * _HEIGHT if own else figure.bbox.height)
     for highest, look in ((most, {}), (np.inf, _SMALL)):
         for count in range(columns if isinstance(columns, int) else len(columns), 0, -1):
-            found = place | {"borderaxespad": 0.3, "ncols": count} | look | settings
-            legend(ax, None, columns, **found)
+            legend(ax, None, columns, **look | place | {"ncols": count})
             if _legend_fits(ax, highest):
                 if own and (drawn := ax.get_legend()):
                     more = max(drawn.get_window_extent().height - most, 0.0)
@@ -232,11 +231,8 @@ def _log_labels(ax: Axes) -> None:
     for axis in (ax.xaxis, ax.yaxis):
         view = axis.get_view_interval()
         decades = np.ptp(np.log10(view)) if axis.get_scale() == "log" else np.inf
-        if (
-            decades < 3.0
-            and min(view) >= 1e-4
-            and isinstance(axis.get_major_formatter(), LogFormatterSciNotation)
-        ):
+        default = isinstance(axis.get_major_formatter(), LogFormatterSciNotation)
+        if default and decades < 3.0 and min(view) >= 1e-4:
             first = ("1", "2", "5") if decades > 0.7 else tuple("123456789")
             for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
                 set_formatter(FuncFormatter(functools.partial(_short, first)))
