@@ -114,8 +114,11 @@ class Misfit(NamedTuple):
 
     @property
     def excess(self) -> Array:
-        """The ratio where it is significantly above one, else one."""
-        return jnp.where(self.significance > SIGNIFICANT, jnp.maximum(self.ratio, 1.0), 1.0)
+        """The ratio where it is significantly above one, else one; continuous, as `calibration`:
+        a run may settle where the two balance."""
+        significant = self.significance > SIGNIFICANT
+        shrunk = 1.0 - (SIGNIFICANT / jnp.where(significant, self.significance, 1.0)) ** 2
+        return jnp.where(significant, 1.0 + shrunk * jnp.maximum(self.ratio - 1.0, 0.0), 1.0)
 
 
 def misfit(

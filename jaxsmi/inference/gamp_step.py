@@ -397,7 +397,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         if not self.compares:
             return None
         # 1: a stream of its own
-        key = jax.random.fold_in(jax.random.fold_in(self.key, state.step), 1)
+        key = jax.random.fold_in(self.key, 1)
         return Draws.of(self.observations.model.channel, self.observations.data.samples, key)
 
     def _device_step(
