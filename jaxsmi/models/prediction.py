@@ -233,7 +233,7 @@ def generalization_error(
     *,
     data: Dataset | None = None,
     key: PRNGKeyArray | None = None,
-    predictor: str = "plug-in",
+    bayes: bool = False,
     points: int = 32768,
     loss: Loss | None = None,
 ) -> Estimate:
@@ -263,7 +263,8 @@ def generalization_error(
             sequence of A solutions, the errors are arrays (A,).
         data: Data of a run, with their teacher. Default None: theory at Q.
         key: A random key. Default None: for closed forms only.
-        predictor: "plug-in" or "bayes".
+        bayes: The error of the posterior mean of the label instead of that of the link at ω.
+            Default False.
         points: Number of links that are evaluated. Default 32768.
         loss: ℓ(prediction, label) to average in place of the squared distance, of the plug-in
             predictor of an index model: `smi.losses.misclassification`, or any function to one
@@ -273,7 +274,7 @@ def generalization_error(
         An `Estimate` (value, stderr).
 
     Raises:
-        ValueError: For a wrong shape or predictor, Q outside its range, or data without a teacher
+        ValueError: For a wrong shape, Q outside its range, or data without a teacher
             or of another run; for a run of a learner without its data, and a loss or a learner of
             matrices.
 
@@ -296,13 +297,13 @@ def generalization_error(
     several = getattr(overlap, "solutions", overlap)  # of a Curve, which is above this package
     if isinstance(several, list | tuple) and several and isinstance(several[0], Solution):
         of_one = functools.partial(
-            generalization_error, data=data, key=key, predictor=predictor, points=points, loss=loss
+            generalization_error, data=data, key=key, bayes=bayes, points=points, loss=loss
         )
         errors = [of_one(model, solution) for solution in several]
         return jax.tree.map(lambda *numbers: jnp.stack(numbers), *errors)
     model = model_argument(model)
     P = model.indices
-    bayes = validate.choice("predictor", predictor, ("plug-in", "bayes")) == "bayes"
+    bayes = validate.flag("bayes", bayes)
     points = validate.count("points", points, at_least=16)
     key = validate.optional(validate.key, "key", key)
     data = validate.optional(validate.instance, "data", data, Dataset, "a Dataset with its teacher")

@@ -59,7 +59,7 @@ NAMES = {
         "averages channel data fit gradient iteration learner mesh model monitor prior student "
         "test whitening",
     "flag":
-        "calibrate convex generative normalised positive quick squared store symmetric "
+        "bayes calibrate convex generative normalised positive quick squared store symmetric "
         "tied",
     "function": "build function link log_likelihood loss output prox record sampler starts target",
     "positive": "alpha alpha_max beta rank_ratio threshold tolerance",
@@ -195,7 +195,7 @@ for model in (SCORES, SYMMETRIC):
     case(model.small_width_error, {"scaled": 0.5}, scaled="non-negative array")
 case(smi.align, {"estimate": TEACHER, "teacher": TEACHER, "model": LINEAR}, estimate="array")
 OVERLAP = {"model": LINEAR, "overlap": 0.5, "key": KEY}
-case(smi.generalization_error, OVERLAP, predictor="choice")
+case(smi.generalization_error, OVERLAP)
 
 # Learners
 case(smi.Erm, {}, ridge="non-negative array")

@@ -72,9 +72,9 @@ ERRORS = {  # (β, ρ, V)
 }  # fmt: skip
 
 
-def prediction_error(model, V, predictor="bayes", key=None):
+def prediction_error(model, V, bayes=True, key=None):
     overlap = (model.prior.norm - V) * jnp.ones((1, 1))
-    return smi.generalization_error(model, overlap, predictor=predictor, key=key)
+    return smi.generalization_error(model, overlap, bayes=bayes, key=key)
 
 
 def test_prediction_error_of_softmax():
@@ -94,7 +94,7 @@ def test_prediction_error_by_sampling_agrees_with_closed_forms():
     for output in ("softmax", "hardmax", "linear"):
         model = smi.AttentionIndexed(2, 0.5, output)
         link = jax.vmap(model.link)
-        plug_in = prediction_error(model, V, "plug-in").value
+        plug_in = prediction_error(model, V, bayes=False).value
         assert abs(z_scores(jnp.sum((link(h) - link(omega)) ** 2, (1, 2)), plug_in)) < 4
         assert prediction_error(model, V).value <= plug_in + 1e-12
     three = prediction_error(smi.AttentionIndexed(3, 0.5), V, key=jax.random.key(0))

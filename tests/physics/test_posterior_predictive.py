@@ -145,7 +145,7 @@ def test_mean_variance_is_the_bayes_error_of_theory(name):
         scores = scale * np.sqrt(Q[0, 0] / 2) * (h + jnp.swapaxes(h, 1, 2))
         found = model.metric.posterior_labels(scores.reshape(4000, 1, T * T), V)
     values = np.sum(np.asarray(found.std**2).reshape(4000, -1), axis=1)
-    exact = smi.generalization_error(model, Q, key=KEY, predictor="bayes")
+    exact = smi.generalization_error(model, Q, key=KEY, bayes=True)
     # the net of the posterior adds up to 1 %: it is one for all inputs
     error = np.std(values) / np.sqrt(4000) + float(exact.stderr)
     assert abs(np.mean(values) - float(exact)) < 4 * error + 0.01 * float(exact)
@@ -167,7 +167,7 @@ def test_the_posterior_of_a_run_is_calibrated(name):
     error, of the run and of theory, but for the spread of data sets and O(1/D)."""
     model, alpha, D, seeds = RUNS[name]
     theory = smi.state_evolution(model, alpha, key=KEY)
-    exact = float(smi.generalization_error(model, theory, key=KEY, predictor="bayes"))
+    exact = float(smi.generalization_error(model, theory, key=KEY, bayes=True))
     gaps, spreads, errors = [], [], []
     for key in jax.random.split(KEY, seeds):
         data = model.sample(key, dimension=D, alpha=alpha)
@@ -181,7 +181,7 @@ def test_the_posterior_of_a_run_is_calibrated(name):
         gaps.append(total((truth - found.mean) ** 2))
         spreads.append(total(found.std**2))
         of_run = {"data": data} if model.design.has_rows else {}
-        error = smi.generalization_error(model, run, key=key, predictor="bayes", **of_run)
+        error = smi.generalization_error(model, run, key=key, bayes=True, **of_run)
         errors.append(float(error))
     gaps, spreads, errors = map(np.array, (gaps, spreads, errors))
     for difference in (gaps - spreads, gaps - errors, gaps - exact):

@@ -179,9 +179,9 @@ ERRORS = [  # model, q, of the plug-in and of the Bayes predictor
 @pytest.mark.parametrize(("model", "q", "plug_in", "bayes"), ERRORS)
 def test_errors_of_prediction_are_exact(model, q, plug_in, bayes):
     """Within five of the reported errors, which are small enough that a factor of two is seen."""
-    for predictor, exact in (("plug-in", plug_in), ("bayes", bayes)):
+    for optimal, exact in ((False, plug_in), (True, bayes)):
         if exact is not None:
-            sizes = {"key": KEY, "points": 8192, "predictor": predictor}
+            sizes = {"key": KEY, "points": 8192, "bayes": optimal}
             found = smi.generalization_error(model, q, **sizes)
             assert abs(float(found) - exact) < 5 * float(found.stderr) + 1e-9
             assert float(found.stderr) < 0.02 * max(exact, 1.0)
@@ -214,11 +214,11 @@ def test_error_of_a_run_is_that_against_its_own_teacher(noise):
         # one score that is Gaussian given ω: (M/Q) ω is its mean, what is left the Bayes error
         cross = float(jnp.mean(run.weights * data.teacher))
         exact = {
-            "plug-in": float(jnp.mean((run.weights - data.teacher) ** 2)),
-            "bayes": lengths[-1] - cross**2 / float(run.overlap[0, 0]),
+            False: float(jnp.mean((run.weights - data.teacher) ** 2)),
+            True: lengths[-1] - cross**2 / float(run.overlap[0, 0]),
         }
-        for predictor, value in exact.items():
-            found = smi.generalization_error(model, run, data=data, key=key, predictor=predictor)
+        for bayes, value in exact.items():
+            found = smi.generalization_error(model, run, data=data, key=key, bayes=bayes)
             assert abs(float(found) - value) <= 4 * float(found.stderr) + 1e-3 * value + 1e-9
     assert max(lengths) > 1.0  # where Q is above S
 
