@@ -115,8 +115,7 @@ class Result(enum.IntEnum):
     NONFINITE = (
         4,
         "A number became infinite or NaN: check that inputs and labels come from this model and "
-        "are float64, and keep a log_likelihood above -inf by jnp.maximum(value, -1e4); or try "
-        "damping.",
+        "are float64, and that no log_likelihood= returns NaN; or try damping.",
         "A number became infinite or NaN: take a lower learning rate.",
     )
     INVALID = (
