@@ -302,9 +302,7 @@ class LearnerSolution(Solution):
 _OF_NOISE = (Result.MAX_STEPS, Result.UNSTABLE, Result.OVERCONFIDENT)
 # the default steps of gamp; sparse |z| that had not settled then had not after 1500 either
 _LONG = 300
-_LARGER = (
-    "A run as long as this may fluctuate at its dimension: of simulated data, take a larger one."
-)
+_LARGER = "A run as long as this may fluctuate in a small dimension: simulate a larger dimension."
 _MORE_NOISE = "Labels noisier than the model says can be the cause, too."
 _AT_ONCE = "Something is learned at any α > 0."
 _NO_ROOT = (

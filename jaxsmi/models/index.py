@@ -355,8 +355,9 @@ class MultiIndex(IndexModel):
             among signs, orders and rotations of rows (for a prior that is not even, orders only:
             the prior determines signs).
         name: Name of the model. Default: the name of the link, f(z) of a lambda.
-        tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at. Default
-            1e-3, 1e-2 for more than three fields.
+        tolerance: Error of g, relative to 1 + max|g|, that the numerical channel aims at (the
+            tolerance of `smi.Iteration` is another one, of the end of an iteration). Default 1e-3,
+            1e-2 for more than three fields.
         max_nodes: Nodes that the numerical channel may spend on one sample. Default 2^20.
 
     Raises:
@@ -401,9 +402,12 @@ class MultiIndex(IndexModel):
             if link is None and labels.outcomes is not None:
                 link, argument = labels.mean, "log_likelihood"
                 name = name or _name_of(log_likelihood, "p(y|z)")
+            alone = link is None and log_likelihood is not None
+            allowed = "a link, E[y|z], beside it, or outcomes=, all labels, if they are few"
+            check(not alone, "log_likelihood", "it without a link", allowed)
             allowed = (
-                "a JAX function (E[y|z] beside a log_likelihood= without outcomes=), or a "
-                "channel=; smi.links.sign() and the like are models, and need no MultiIndex"
+                "a JAX function of the fields, or a channel=; smi.links.sign() and the like are "
+                "models, and need no MultiIndex"
             )
             check(not validate.uncalled(link), "link", link, allowed)
             link = validate.function("link", link, allowed)

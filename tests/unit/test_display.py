@@ -40,7 +40,7 @@ def test_a_solution_shows_its_numbers_its_result_and_the_remedy():
     for kind, steps, named in (("gamp", 300, True), ("gamp", 50, False), ("train", 300, False)):
         run = synthetic.solution(kind, result=smi.Result.MAX_STEPS)
         run = dataclasses.replace(run, steps=jnp.asarray(steps))
-        assert ("of simulated data, take a larger one" in run.message) == named
+        assert ("simulate a larger dimension" in run.message) == named
     assert "take a ridge" in smi.Result.MAX_STEPS.learner
     batch = jax.vmap(lambda a: smi.state_evolution(MATRIX, a))(jnp.array([0.1, 0.15]))
     assert "2 SUCCESS" in repr(batch)

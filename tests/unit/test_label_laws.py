@@ -282,7 +282,7 @@ def attended(beta=6.0):
 
 
 def test_a_likelihood_of_minus_infinity_is_the_noiseless_law():
-    """Also where no field near ω allows the label: the posterior is finite, and state evolution that
+    """Where no field near ω allows the label the posterior is finite, and state evolution is that
     of the sign to its error bars."""
     law = lambda y, z: jnp.where(y * z[0, 0] > 0.0, 0.0, -jnp.inf)
     model = smi.MultiIndex(indices=1, log_likelihood=law, outcomes=[-1.0, 1.0])
