@@ -95,6 +95,17 @@ class Grid:
         points = [dict(zip(self.axes, point, strict=True)) for point in values]
         return list(itertools.product(points, self.seeds))
 
+    def check_models(self) -> None:
+        """Raise the first error of `build` where no point of the grid has a model."""
+        errors: list[Exception] = []
+        for values, _ in self.rows[:: len(self.seeds)]:
+            try:
+                self.build(**values)
+                return
+            except Exception as failure:
+                errors.append(failure)
+        raise errors[0]
+
     def solve(self, number: int) -> Row:
         """Solve a row; an α that fails has no fields, but a message."""
         values, seed = self.rows[number]

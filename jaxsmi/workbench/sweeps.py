@@ -156,6 +156,7 @@ def solve_grid(
     validate.flag("progress", progress)
     _check_scheduler(scheduler)
     import_xarray()
+    grid.check_models()
     folder = None if out is None else pathlib.Path(validate.path("out", out))
     if folder is not None:
         _claim(folder, grid)

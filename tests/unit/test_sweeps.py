@@ -127,6 +127,9 @@ def test_a_bad_point_is_a_code_and_a_message():
     assert np.isnan(bad.overlap.values).all()
     assert all("noise" in str(message) for message in bad.message.values.ravel())
 
+    with pytest.raises(ValueError, match=r"^noise: got -1\.0"):
+        smi.sweep(linear, ALPHAS, {"noise": [-1.0, -2.0]})
+
     def faulty(model, alpha, key, previous):
         if alpha == 1.0:
             raise RuntimeError("no luck")
