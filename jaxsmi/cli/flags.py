@@ -90,6 +90,7 @@ def _arguments(definition: Any) -> list[tuple[str, ast.expr | None, ast.expr | N
         if constructors:
             return _arguments(constructors[0])
         fields = [x for x in definition.body if isinstance(x, ast.AnnAssign)]
+        fields = [x for x in fields if "ClassVar" not in ast.unparse(x.annotation)]
         return [(ast.unparse(x.target), x.annotation, _field_default(x.value)) for x in fields]
     arguments = [*definition.args.posonlyargs, *definition.args.args]
     required = [None] * (len(arguments) - len(definition.args.defaults))
@@ -176,8 +177,9 @@ MODELS: dict[str, str] = {
     **_LINKS,
 }
 _MATRICES = ("attention-indexed", "bilinear")
-# those that need no number
+# those that need no number; a sparse one is --density
 _PRIORS = {"gaussian": "priors.iid:Gaussian", "rademacher": "priors.discrete:Rademacher"}
+_SPARSE = "priors.discrete:BernoulliGauss"
 
 # Values of arguments that have no default in Python: README's demo, and sizes that take a minute.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -281,6 +283,8 @@ def _target_of(argument: Argument, words: CommandLine) -> str | None:
     if words.model and argument.name == "data":
         return "models.base:AbstractModel.sample"
     # of an argument that may be a number, too, the flag is the number
+    if argument.name == "prior" and names & _PRIOR_TYPES:
+        return _SPARSE
     if "GradientTransformation" in names and "ArrayLike" not in names:
         return "workbench.rows:make_optimizer"
     return next((target for name, target in _RECORDS.items() if name in names), None)
@@ -393,6 +397,7 @@ def _python_names() -> dict[str, tuple[str, str]]:
     learners = {"Erm": "learners.erm:Erm", "MatrixErm": "learners.matrix_erm:MatrixErm"}
     return {
         **{name: ("", target) for name, target in (_RECORDS | learners).items()},
+        "priors.BernoulliGauss": ("", _SPARSE),
         **{
             x.replace("-", "_").replace(" ", "."): (f"jaxsmi {x}", y.target)
             for x, y in COMMANDS.items()
@@ -447,11 +452,15 @@ def make_model(name: str, **parameters: Any) -> Any:
 
     check(name in MODELS, "model", name, f"one of {', '.join(MODELS)}")
     names = arguments_of(MODELS[name])
-    check_names("[parameters] ", parameters, names)
+    sparse = ["density"] if "prior" in names else []
+    check_names("[parameters] ", parameters, names + sparse)
     # α and the dimension are those of the command
     presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
     if "prior" in parameters:
         parameters["prior"] = _prior(parameters["prior"])
+    if "density" in parameters:
+        check("prior" not in parameters, "prior", "prior and density", "one of them")
+        parameters["prior"] = load(_SPARSE)(parameters.pop("density"))
     return load(MODELS[name])(**presets | parameters)
 
 

@@ -91,7 +91,7 @@ class BernoulliGauss(AbstractEntries):
         w_p = 0 with probability 1-ρ, else N(0, 1/ρ), so that E[w_p²] = 1
 
     Args:
-        density: ρ, a number in (0, 1]; one is the Gaussian prior.
+        density: ρ in (0, 1], the share of weights that are not zero; one is the Gaussian prior.
 
     Raises:
         ValueError: For ρ outside (0, 1]; from its methods, for P > 8.

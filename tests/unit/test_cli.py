@@ -172,6 +172,7 @@ def test_help_shows_what_a_flag_takes(capsys, words, shown):
         ("smi.weak_recovery and smi.sgd.flow", "jaxsmi weak-recovery and jaxsmi sgd flow"),
         ("smi.spectral(model, data)", "jaxsmi spectral"),
         ("smi.priors.Rademacher(), smi.losses.squared", "--prior rademacher, --loss squared"),
+        ("smi.priors.BernoulliGauss(0.1)", "--density 0.1"),
         *((same, same) for same in ("smi.losses.huber(1.0)", "smi.Erm(..)", "smi.noiseless_limit")),
     ],
 )
@@ -228,6 +229,14 @@ def test_a_prior_is_named(capsys):
     assert flags.make_model("sign", prior="rademacher").prior.traits.discrete
     with pytest.raises(ValueError, match="prior: got 'rade'; allowed: one of gaussian, rademacher"):
         flags.make_model("sign", prior="rade")
+
+
+def test_a_density_makes_a_sparse_prior(capsys):
+    assert main(["recovery-threshold", "phase-retrieval", "--density", "0.3"]) == 0
+    assert "0.3" in capsys.readouterr().out
+    assert flags.make_model("sign", density=0.2).prior.density == 0.2
+    with pytest.raises(ValueError, match="got prior and density; allowed: one of them"):
+        flags.make_model("sign", prior="rademacher", density=0.2)
 
 
 @pytest.mark.slow
@@ -369,7 +378,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path, monkeypatch):
         ('"linear"', "linear", "grid.toml: Invalid value (at line 2, column 9); a word needs quo"),
         ('"linear"', '"linnear"', "grid.toml: model: got 'linnear'; allowed: one of deep-att"),
         ("noise =", "nose =", "grid.toml: [parameters] nose is unknown: did you mean noise?"),
-        ("noise =", "width =", "[parameters] width is unknown; allowed: noise, tokens, prior."),
+        ("noise =", "width =", "[parameters] width is unknown; allowed: noise, tokens, prior, d"),
         ("alpha =", "solvr = 'gamp'\nalpha =", "grid.toml: solvr is unknown: did you mean solver?"),
         ("alpha =", "solver = 'x'\nalpha =", "solver: got 'x'; allowed: one of state-evolution, g"),
         ("alpha =", "seeds =", "grid.toml: missing: alpha."), ("0.1", "'a'", "toml: noise: got"),
