@@ -266,7 +266,11 @@ def flags_of(words: CommandLine) -> dict[str, Flag]:
             sized = argument.name != "alpha" or target.endswith((".sample", ":run"))
             preset = presets.get(argument.name) if required and sized else None
             required = required and preset is None
-            flags[name] = Flag(name, here, kind, argument.help, required, preset)
+            help = re.sub("`| ?Default None[.]| None(?=:)", "", in_shell(argument.help, words))
+            if kind is bool:
+                word = name.replace("_", "-")
+                help = help.replace("False", f"--no-{word}").replace("True", f"--{word}")
+            flags[name] = Flag(name, here, kind, help, required, preset)
 
     add(words.command.target, ())
     return flags

@@ -128,8 +128,8 @@ class Erm(AbstractIndexLearner):
             fields.
         l1: κ >= 0, weight of the l1 norm, of students of one index. Default: none. With a ridge
             this is the elastic net. `smi.train` descends the ridge alone.
-        bounds: (low, high) of all weights, of students of one index: (0, jnp.inf) for weights that
-            are not negative. Default: none.
+        bounds: (low, high) of all weights, of students of one index: 0 and inf for weights that are
+            not negative. Default: none.
 
     Raises:
         ValueError: For a ridge or l1 that is negative or no number, bounds that are not low < high,

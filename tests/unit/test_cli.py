@@ -151,6 +151,9 @@ def test_help_lists_flags_with_their_meaning(capsys):
         # one number
         (["sgd", "recovery-time", "sign"], "--rate FLOAT κ, the learning rate"),
         (["gamp", "sign"], "--tolerance FLOAT The distance"),
+        # no Python
+        (["gamp", "sign"], "End by Newton steps; --no-newton: the plain trajectory."),
+        (["global-minimum", "sign"], "net. jaxsmi train descends the ridge alone."),
         (["gamp", "deep-attention"], "--skip FLOAT... Residual strength"),
     ],
 )
