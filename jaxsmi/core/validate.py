@@ -19,9 +19,10 @@ import functools
 import inspect
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -42,6 +43,7 @@ from jaxsmi.core.arrays import (
 
 _Kind = TypeVar("_Kind")
 _Value = TypeVar("_Value")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _LARGEST = 2**31 - 1  # counts are sizes in memory, and JAX indexes with 32 bits
 _LONG = 2**63  # JAX takes no larger Python integer, but takes the float
@@ -133,6 +135,31 @@ def suggest_names(module: str, public: str, synonyms: Mapping[str, str] | None =
 
     # set, not defined there: type checkers would take every name for known
     there.__getattr__ = refuse
+
+
+def explained(function: _Function) -> _Function:
+    """Answer arguments that a function does not take by those that it takes, and by the record
+    that has one of that name."""
+    own = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except TypeError as failure:
+            if failure.__traceback__ is None or failure.__traceback__.tb_next is not None:
+                raise  # of a call in the function
+            said = f"{failure}; it takes {', '.join(own)}"
+        unknown = next((name for name in named if name not in own), "inputs")
+        for name, argument in own.items():
+            for word in re.findall(r"\w+", str(argument.annotation)):
+                kind: Any = function.__globals__.get(word)
+                public = inspect.isclass(kind) and word in sys.modules["jaxsmi"].__all__
+                if public and unknown in inspect.signature(kind).parameters:
+                    said += f"; {unknown} is an argument of {name}=smi.{word}(..)"
+        raise TypeError(f"{said}.")
+
+    return cast("_Function", call)
 
 
 def valid(tree: PyTree) -> Array:

@@ -39,6 +39,7 @@ _DEFAULT_RECORDS = 200  # of a run, by default: as many as a curve on a page can
 _LAST_FIELDS = ("overlap", "error", "cosine")
 
 
+@validate.explained
 def train(
     model: AbstractModel,
     data: Dataset | Stream,
@@ -318,7 +319,7 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
     if flat.any():
         rows = np.flatnonzero(flat).tolist()
         message = f"jaxsmi: rows {rows} of the weights have no gradient and do not move."
-        warnings.warn(message, stacklevel=3)  # 3: the caller of smi.train
+        warnings.warn(message, stacklevel=4)  # 4: the caller of smi.train
 
 
 def check_settings(

@@ -63,6 +63,7 @@ from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two, standard_er
 _MAX_STEPS = 300
 
 
+@validate.explained
 def state_evolution(
     model: AbstractModel,
     alpha: ArrayLike,

@@ -99,6 +99,7 @@ _DAMP_MORE_AFTER = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
 _FAILED = (*_DAMP_MORE_AFTER, Result.INVALID, Result.REGRESSED)
 
 
+@validate.explained
 def gamp(
     model: AbstractModel,
     data: Dataset,

@@ -67,7 +67,7 @@ def warn_of_inputs(model: AbstractModel, data: Dataset, consequence: str = _RUN_
     message = data.second_moments(quick=True).message
     if message:
         assumed = "message passing assumes inputs of iid entries of mean zero and variance one"
-        warnings.warn(f"{assumed}; these are not: {message}. {consequence}", stacklevel=3)
+        warnings.warn(f"{assumed}; these are not: {message}. {consequence}", stacklevel=4)
     return bool(message)
 
 

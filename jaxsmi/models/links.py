@@ -604,6 +604,10 @@ def door(width: ArrayLike = HALF_WIDTH, flip: ArrayLike = 0.0, prior: Prior = No
 # Named functions, not lambdas: two models of the same link are then one program, compiled once.
 
 
+for _name in __all__:
+    globals()[_name] = validate.explained(globals()[_name])
+
+
 def _product(z: Array) -> Array:
     return jnp.prod(z[:, 0])
 

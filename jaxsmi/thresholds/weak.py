@@ -199,6 +199,7 @@ def check_model(model: AbstractModel) -> Array:
     return jnp.asarray(centred) & validate.valid(model)
 
 
+@validate.explained
 def weak_recovery(
     model: AbstractModel,
     *,

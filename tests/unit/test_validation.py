@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import jaxsmi as smi
-from fuzzing.cases import CASES
+from fuzzing.cases import CASES, DATA, SIGN
 from fuzzing.judging import VALUES, judge
 from jaxsmi.core import validate
 from jaxsmi.core.validate import POSITIVE
@@ -82,6 +82,20 @@ def test_a_misspelt_public_name_is_answered_by_the_nearest():
     ):
         with pytest.raises(AttributeError, match=said):
             getattr(module, name)
+
+
+def test_wrong_arguments_are_answered_by_those_of_the_function_and_of_its_records():
+    for call, said in (
+        (lambda: smi.gamp(SIGN, DATA, max_steps=9), r"max_steps is .* iteration=smi\.Iteration\("),
+        (lambda: smi.gamp(SIGN, DATA.inputs, DATA.labels), r"of data=smi\.Dataset\(\.\.\)\.$"),
+        (lambda: smi.state_evolution(SIGN, 1.0, points=9), r"of averages=smi\.Averages\("),
+        (lambda: smi.links.phase_retrieval(noise=0.1), r"'noise'; it takes squared, prior\.$"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            call()
+    # an error inside is not of the call
+    with pytest.raises(TypeError, match=r"has no len\(\)$"):
+        validate.explained(lambda number: len(number))(1)
 
 
 # More values like those of a label.
