@@ -64,7 +64,7 @@ class Averages(eqx.Module):
 
 
 class Iteration(eqx.Module):
-    """Steps of an iteration, and its end.
+    """How many steps an iteration takes, and when it ends.
 
     Args:
         max_steps: Step budget.
@@ -154,7 +154,7 @@ class Start(eqx.Module):
 
 
 class Bayes(eqx.Module):
-    """The learner that knows the model.
+    """The Bayes-optimal learner, which knows the model, and its settings in message passing.
 
     Args:
         precision: How message passing estimates A, the precision of the field b = A W* + A^{1/2} ξ

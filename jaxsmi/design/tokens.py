@@ -43,7 +43,7 @@ class Directions(NamedTuple):
 
 
 class Tokens(eqx.Module):
-    """Tokens around fixed directions: the `inputs=` of a `MultiIndex` (module docstring).
+    """Tokens around fixed directions: the `inputs=` of a `MultiIndex`.
 
     Args:
         encoding: E (M, K), coefficients of the tokens along K directions; (M,) for one direction.

@@ -150,18 +150,18 @@ def state_evolution(
         closed_form = model.channel.closed_form
         kind = PrecisionMap if closed_form else OverlapMap
         unused = iteration.tolerance is None or not closed_form
-        allowed = "None: the overlap is a root, without an iteration"
+        allowed = "None: for this model the overlap is the root of one equation, not an iteration"
         check(unused, "tolerance", iteration.tolerance, allowed)
     else:
         closed_form = learner.closed_form(model)
         kind = MatrixLearnerMap if learner.matrix else LearnerMap
     if closed_form or kind is MatrixLearnerMap:
         numbers = (start.overlap, start.teacher_overlap, start.variance, start.direction_overlap)
-        allowed = "None for a matrix model, whose iteration has its own start"
+        allowed = "None for this matrix model, whose theory needs no start"
         check(all(x is None for x in numbers) and not start.aided, "start", start, allowed)
     if closed_form:
         unset = averages.points is None and averages.nets is None
-        allowed = "the default averages, as those of a matrix model need no random points"
+        allowed = "None for this matrix model, whose theory needs no random points"
         check(unset, "averages", averages, allowed)
     problem = kind.of(Arguments(model, alpha, key, start, averages, learner))
     solution = solve(problem, iteration, progress)
@@ -184,7 +184,7 @@ def solve(
 def as_start(start: ArrayLike | Start | None) -> Start:
     """A start as the record: an overlap stands for `Start(overlap)`."""
     if isinstance(start, Start):
-        allowed = "None: theory starts from an overlap"
+        allowed = "None in theory, which starts from an overlap"
         check(start.weights is None, "start.weights", start.weights, allowed)
         return start
     allowed = "an overlap (a number or (P, P)), or smi.Start(..)"

@@ -121,7 +121,7 @@ def global_minimum(
         check(known, "starts", start, allowed)
     # last: the examination of a loss (smooth, convex) takes seconds
     student, teacher = learner_of(learner, model)
-    allowed = "smi.Erm(..): the posterior of another model has no energy"
+    allowed = "smi.Erm(..): only a learner that minimises a loss has an energy"
     check(student.penalty is not None, "learner", learner, allowed)
     settings = {"learner": student, "averages": averages, "iteration": iteration}
     reached: list[LearnerSolution] = []
@@ -194,8 +194,8 @@ def _same(one: LearnerSolution, other: LearnerSolution) -> bool:
 
 
 class LearnerSearch(SearchEnd):
-    """The end of a search for a learner; its history has the objective by its name, "cosine" as the
-    mean over the indices.
+    """The result of a search for a learner; its history has the objective by its name, of "cosine"
+    the mean over the indices.
 
     Attributes:
         solution: Theory of the learner that has the best parameters.
@@ -257,7 +257,7 @@ def search_learner(
     averages: Averages | None = None,
     iteration: Iteration | None = None,
 ) -> LearnerSearch:
-    r"""The parameters of a learner that minimise its test error: the best ridge, say.
+    r"""Find the parameters of a learner that minimise its test error, such as the best ridge.
 
     Args:
         model: Who makes the labels.

@@ -309,7 +309,7 @@ def _bayes_task(model: AbstractModel, learner: Bayes) -> Task:
     settings = model.design.message_passing
     precision = learner.precision or settings.precisions[0]
     validate.choice("precision", precision, settings.precisions)
-    allowed = "False for this model"
+    allowed = "None or False: message passing on this model has no calibration"
     check(settings.calibrated or not learner.calibrate, "calibrate", learner.calibrate, allowed)
     return Task(
         model=model,
@@ -457,7 +457,7 @@ def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> 
     check(centred, "start", "spectral", allowed)
     observations = Observations.of(with_estimated_norm(model, data, None), data)
     start = spectral_start(observations, keys[1], jnp.asarray(REGULARISATION, theory_dtype()))
-    allowed = "a positive number, as E[z|y] is not zero for these labels"
+    allowed = "a positive number, as a spectral start needs labels with E[z|y] = 0"
     check(~start.has_linear_signal, "start", "spectral", allowed)
     size = jnp.where(start.has_linear_signal | ~centred, jnp.nan, _TINY)
     state = _noisy(start.state, keys[0], size)

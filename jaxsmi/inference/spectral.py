@@ -155,7 +155,7 @@ def spectral(
     check(centred, "model", model.prior, CENTRED)
     observations = Observations.of(with_estimated_norm(model, data, estimate_norm), data)
     start = spectral_start(observations, key, s)
-    allowed = "one with E[z|y] = 0 (for others gamp needs no spectral start)"
+    allowed = "one with E[z|y] = 0, such as phase retrieval (gamp learns others without it)"
     check(~start.has_linear_signal, "model", title(model), allowed)
     valid = centred & ~start.has_linear_signal & validate.valid(s) & validate.valid(model)
     return _solution(observations, start, key, valid)

@@ -194,7 +194,7 @@ def spectral_overlap(
     centred = is_centred(model)
     check(centred, "model", model.prior, CENTRED)
     estimate, not_linear = _overlap(model, alpha, key, power_of_two(points), nets)
-    allowed = "one with E[z|y] = 0 (for others message passing needs no spectral start)"
+    allowed = "one with E[z|y] = 0, such as phase retrieval (gamp learns others without it)"
     check(not_linear, "model", title(model), allowed)
     valid = centred & not_linear & validate.valid(alpha) & validate.valid(model)
     return jax.tree.map(lambda x: jnp.where(valid, x, missing()), estimate)

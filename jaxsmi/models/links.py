@@ -495,7 +495,7 @@ def piecewise_linear(
     # without noise a flat piece has another posterior, another program: a traced slope must be
     # known not to be zero
     steep = jnp.all((a != 0.0) | np.array(flat)) if noiseless else True
-    allowed = "numbers known to be zero or not, as there is no noise: a slope may not be traced"
+    allowed = "numbers that are not traced: without noise it must be known which slopes are zero"
     check(steep, "slopes", slopes, allowed)
     variance = validate.number("noise", noise, VARIANCE)
     a, k = nan_unless(a, varies, steep), nan_unless(k, increasing)
