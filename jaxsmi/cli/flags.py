@@ -456,8 +456,7 @@ def make_model(name: str, **parameters: Any) -> Any:
 
     check(name in MODELS, "model", name, f"one of {', '.join(MODELS)}")
     names = arguments_of(MODELS[name])
-    sparse = ["density"] if "prior" in names else []
-    check_names("[parameters] ", parameters, names + sparse)
+    check_names("[parameters] ", parameters, names + ["density"] * ("prior" in names))
     # α and the dimension are those of the command
     presets = {key: x for key, x in _PRESETS.get(name, {}).items() if key in names}
     if "prior" in parameters:

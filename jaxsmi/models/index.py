@@ -592,12 +592,7 @@ def _likelihood(
     allowed = "a function log p(y|z) of (label, fields)"
     law = as_module(validate.function("log_likelihood", log_likelihood, allowed))
     if outcomes is not None:
-        check(
-            sampler is None,
-            "sampler",
-            sampler,
-            "None beside outcomes=, whose probabilities already draw labels",
-        )
+        check(sampler is None, "sampler", sampler, "None beside outcomes=, which draw labels")
         allowed = "all labels (K, ...), two or more"
         values = validate.array("outcomes", outcomes, allowed)
         check(values.ndim >= 1 and len(values) > 1, "outcomes", outcomes, allowed)

@@ -96,15 +96,15 @@ class Grid:
         return list(itertools.product(points, self.seeds))
 
     def check_models(self) -> None:
-        """Raise the first error of `build` where no point of the grid has a model."""
-        errors: list[Exception] = []
-        for values, _ in self.rows[:: len(self.seeds)]:
+        """Raise the error of `build` at the first point where no point of the grid has a model."""
+        others = self.rows[:: len(self.seeds)]
+        while others:
             try:
-                self.build(**values)
+                self.build(**others.pop()[0])
                 return
-            except Exception as failure:
-                errors.append(failure)
-        raise errors[0]
+            except Exception:
+                if not others:
+                    raise
 
     def solve(self, number: int) -> Row:
         """Solve a row; an α that fails has no fields, but a message."""
