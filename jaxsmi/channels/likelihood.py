@@ -28,9 +28,10 @@ from jaxsmi.channels.base import (
     AbstractLabels,
     Key,
     Posterior,
+    batch_size,
     check_label_shape,
     check_outcomes,
-    respond_by_log_partition,
+    exact_posterior,
 )
 from jaxsmi.channels.fibres import Fibre, FibreChannel, whitened_response
 from jaxsmi.channels.jumps import continuous, gradient_of, jumps_of, kinked, steady
@@ -63,6 +64,7 @@ _PIECE_NODES = (64, 48)
 # jumps, and kinks, that end pieces: cos 2z changes its sign ten times in eight standard deviations;
 # most laws have few (five pieces take a fifth of the time)
 _PIECES, _FEW_PIECES = 12, 4
+_ROUNDING = 64.0  # of moments of t that are 0, times the precision
 _EDGES = 8  # jumps of p(y|z) about which points are dense, a power of two
 # log p of impossible labels: the posterior stays finite at fields that allow none of them
 _LEAST_LOG = -1e10
@@ -339,10 +341,10 @@ class IntegratedChannel(FibreChannel):
             return smooth(statistic, omega, V, key)
         edges, jumps = jumps_of(self.labels.odds, _PIECES)
         gradient = gradient_of(self.labels.odds, 1, 1)
-        kinks = 0
-        if gradient is not None:
-            more, kinks = jumps_of(gradient, _PIECES)
-            edges = jnp.concatenate([edges, more])
+        more, kinks = (edges, 0) if gradient is None else jumps_of(gradient, _PIECES)
+        edges = jnp.concatenate(
+            [jnp.where(jumps > 0, edges, more), jnp.where(kinks > 0, more, edges)]
+        )
         pieces = lambda size: partial(self._by_pieces, jnp.sort(jnp.unique(edges, size=size)))
         different = 1 + jnp.sum(jnp.diff(jnp.sort(edges)) > 0.0)
         return lax.switch(
@@ -358,34 +360,41 @@ class IntegratedChannel(FibreChannel):
         )
 
     def _by_pieces(self, edges: Array, statistic: Array, omega: Array, V: Array) -> Posterior:
-        def log_partition(count: int, y: Array, w: Array, V: Array) -> Array:
+        ends = jnp.concatenate([jnp.full(1, -jnp.inf), edges, jnp.full(1, jnp.inf)])
+        deviation = jnp.sqrt(V[0, 0])
+
+        def moments(count: int, y: Array, mean: Array) -> tuple[Array, Array, Array]:
             nodes, weights = legendre(count)
-            mean, deviation = w[0, 0], jnp.sqrt(V[0, 0])
-            ends = jnp.concatenate([jnp.full(1, -jnp.inf), edges, jnp.full(1, jnp.inf)])
-            low, high = ends[:-1], ends[1:]
-            # from the point of a piece that is next to ω, at a distance of d deviations, the
-            # density falls by e^-(r² - d²)/2 up to a distance of r
-            nearest = jnp.clip(mean, low, high)
-            reach = jnp.hypot(nearest - mean, WIDEST * deviation)
-            low = lax.stop_gradient(jnp.maximum(low, mean - reach))
-            half = 0.5 * (lax.stop_gradient(jnp.minimum(high, mean + reach)) - low)
-            z = low[:, None] + half[:, None] * (1.0 + nodes)
-            likelihood = jax.vmap(lambda z: self.log_probability(y, z[None, None]))(z.ravel())
+            # in t = (z - ω)/√V: from the point of a piece that is next to 0, at a distance of d,
+            # the density falls by e^-(r² - d²)/2 up to a distance of r
+            low, high = ((x - mean) / deviation for x in (ends[:-1], ends[1:]))
+            reach = jnp.hypot(jnp.clip(0.0, low, high), WIDEST)
+            low = lax.stop_gradient(jnp.maximum(low, -reach))
+            half = 0.5 * (lax.stop_gradient(jnp.minimum(high, reach)) - low)
+            t = low[:, None] + half[:, None] * (1.0 + nodes)
+            z = (mean + deviation * t).ravel()
+            likelihood = jax.vmap(lambda z: self.log_probability(y, z[None, None]))(z)
             # pieces without a length have no weight
             size = half[:, None] * weights
             mass = jnp.where(size > 0.0, jnp.log(jnp.where(size > 0.0, size, 1.0)), -jnp.inf)
-            return logsumexp(norm.logpdf(z, mean, deviation) + likelihood.reshape(z.shape) + mass)
+            each = norm.logpdf(t) + likelihood.reshape(t.shape) + mass
+            p = jax.nn.softmax(each, axis=(0, 1))
+            centre = jnp.sum(p * t)
+            moments = jnp.stack([centre, jnp.sum(p * (t - centre) ** 2) - 1.0])
+            # rounding would grow over √V, next to perfect recovery beyond all bounds
+            rounding = _ROUNDING * jnp.finfo(t.dtype).eps
+            return logsumexp(each), *jnp.where(jnp.abs(moments) < rounding, 0.0, moments)
 
-        post, coarse = (
-            respond_by_log_partition(partial(log_partition, n), statistic, omega, V)
-            for n in _PIECE_NODES
+        def one(sample: tuple[Array, Array]) -> tuple[tuple[Array, Array, Array], ...]:
+            return tuple(moments(count, sample[0], sample[1][0, 0]) for count in _PIECE_NODES)
+
+        fine, coarse = lax.map(one, (statistic, omega), batch_size=batch_size(omega))
+        value, g, dg = fine[0], fine[1] / deviation, fine[2] / deviation**2
+        error = lambda k, x, power: (
+            jnp.abs(fine[k] - coarse[k]) / (deviation**power * (1.0 + jnp.abs(x)))
         )
-
-        def error(x: Array, other: Array) -> Array:
-            largest = lambda x: jnp.max(jnp.abs(x.reshape(len(x), -1)), axis=1)
-            return largest(x - other) / (1.0 + largest(x))
-
-        errors = error(post.g, coarse.g), error(post.dg, coarse.dg)
+        post = exact_posterior(value, g[:, None, None], dg[:, None, None, None, None])
+        errors = error(1, g, 1), error(2, dg, 2)
         return dataclasses.replace(post, error=errors[0], dg_error=errors[1])
 
     def fibre(self, statistic: Array, omega: Array, root: Array) -> Fibre:

@@ -198,13 +198,17 @@ _MOST_ROWS = 24  # of a printed table: a screen
 
 
 def _overlaps(results: xarray.Dataset) -> list[str]:
-    """A table of overlaps, the means over seeds, one row a point."""
+    """A table of overlaps, of runs of cosines (norms of teachers differ), the means over seeds, one
+    row a point."""
     axes = [*map(str, results.overlap.dims[:-4]), "alpha"]
-    mean = results.overlap.mean("seed", skipna=False)
-    error = sweeps.mean_error(results.overlap, results.stderr)
-    Q, errors = (np.einsum("...pp->...p", x.values) for x in (mean, error))  # (.., alpha, P)
+    runs = results.attrs["solver"] != '"state_evolution"'
+    each = results.cosine if runs else results.overlap
+    own = 0.0 * each if runs else results.stderr
+    found = each.mean("seed", skipna=False).values, sweeps.mean_error(each, own).values
+    Q, errors = found if runs else (np.einsum("...pp->...p", x) for x in found)  # (.., alpha, P)
     codes, P = results.result.values, Q.shape[-1]
-    rows = [[*axes, *(["overlap"] if P == 1 else [f"overlap {p + 1}" for p in range(P)]), "result"]]
+    word = "cosine" if runs else "overlap"
+    rows = [[*axes, *([word] if P == 1 else [f"{word} {p + 1}" for p in range(P)]), "result"]]
     for point in np.ndindex(Q.shape[:-1]):
         place = [results[name].values[k] for name, k in zip(axes, point, strict=True)]
         shown = [number(x) if isinstance(x, (int, float)) else str(x) for x in place]
@@ -225,7 +229,8 @@ def _of_sweep(results: xarray.Dataset, rows: int, missed: str) -> Report:
         lines[1 + _MOST_ROWS :] = [
             f".. and {hidden} points more: sweep.txt in the folder of --out has all"
         ]
-    text = [f"{rows} rows, {', '.join(sizes)}.", f"Results: {counts(codes)}.", *lines]
+    means = "; means over seeds ± one standard error" if results.sizes["seed"] > 1 else ""
+    text = [f"{rows} rows, {', '.join(sizes)}{means}.", f"Results: {counts(codes)}.", *lines]
     text += messages[:5]
     ended = collections.Counter(Result(int(code)).name for code in codes.flat)
     data = {"points": codes.size, "results": dict(ended), "messages": messages}

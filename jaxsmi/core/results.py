@@ -99,9 +99,10 @@ class Result(enum.IntEnum):
         "Not converged: take more steps or a larger tolerance, iteration=smi.Iteration(max_steps, "
         "tolerance=..); close to a threshold convergence is slow.",
         "The run took all its steps before it reached its target: take more steps.",
-        "Not converged: take a ridge, or a larger one, where labels can be fitted exactly or "
-        "separated (the minimum lies at infinity or is not unique); else take more steps or a "
-        "larger tolerance, iteration=smi.Iteration(max_steps, tolerance=..).",
+        "Not converged: take more steps or a larger tolerance, of gamp also damping, "
+        "iteration=smi.Iteration(max_steps=3000, damping=0.5). Where labels can be fitted exactly "
+        "or separated the minimum lies at infinity or is not unique: take a ridge, or a larger "
+        "one.",
     )
     DIVERGED = (
         3,

@@ -133,7 +133,8 @@ class Curve(Described):
         label: str | None = None,
         runs: Solution | Iterable[Solution] | xarray.Dataset | None = None,
     ) -> Axes:
-        """Draw Q/ρ of each index (of learners the squared cosine) against α, with error bands.
+        """Draw Q/S of each index, S the second moment of the signal, against α (of learners the
+        squared cosine), with error bands; in large dimension cos² of Bayes is Q/S.
 
         Args:
             ax: Axes to draw in; those of another curve share its legend. Default None: new ones.
@@ -147,7 +148,7 @@ class Curve(Described):
             The axes.
 
         Raises:
-            ValueError: For runs of another learner, or a table of anything else.
+            ValueError: For runs of another learner or model, or a table of anything else.
             ImportError: Without matplotlib, with the remedy.
         """
         return load_workbench("plotting").overlap_against_alpha(self, runs, ax, label=label)

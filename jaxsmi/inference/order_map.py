@@ -163,7 +163,7 @@ def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
     masked = lambda a: jnp.where(lost, missing(), a)
     stderrs = jax.tree.map(lambda a: masked(jnp.where(recovered, 0.0, a)), end.stderrs)
     stderr = stderrs.pop("overlap")
-    if "cosine" not in stderrs:  # of Bayes it is √(Q/ρ)
+    if "cosine" not in stderrs:  # of Bayes it is √(Q/S)
         # frozen, as all error bars: the root has no derivative at Q = 0
         stderrs["cosine"] = masked(_cosine_error(frozen(numbers), stderr))
     return problem.solution(
@@ -183,7 +183,7 @@ def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
 
 
 def _cosine_error(numbers: Numbers, stderr: Array) -> Array:
-    """The error of √(Q/ρ) of each index, finite at Q = 0; NaN where that of Q is."""
+    """The error of √(Q/S) of each index, finite at Q = 0; NaN where that of Q is."""
     Q, V, bar = (jnp.diagonal(x) for x in (numbers["overlap"], numbers["covariance"], stderr))
     known = jnp.isfinite(Q) & jnp.isfinite(V) & jnp.isfinite(bar) & (Q + V > 0.0)
     # roots of NaN stop with jax_debug_nans

@@ -29,11 +29,11 @@ from jaxsmi.inference.curve import next_start
 from jaxsmi.inference.evolution import state_evolution
 from jaxsmi.inference.message_passing import gamp
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.workbench.storage import MATRICES, OPTIONAL, SCALARS
+from jaxsmi.workbench.storage import MATRICES, MODEL_HASH, OPTIONAL, SCALARS, model_hash
 from jaxsmi.workbench.storage import parameters as parameters_of
 
 FIELDS = ("cosine", *MATRICES, *SCALARS)
-_RESERVED = ("alpha", "seed", "message", "index", "index_", *FIELDS, *OPTIONAL)
+_RESERVED = ("alpha", "seed", "message", "index", "index_", MODEL_HASH, *FIELDS, *OPTIONAL)
 OPTIMIZERS = ("adam", "adamw", "lion", "nadam", "radam", "rmsprop", "sgd")
 
 # Fields over those α that were solved; over all α "message", empty where solved; "seconds"
@@ -121,7 +121,7 @@ class Grid:
             try:
                 model = self.build(**values) if model is None else model
                 solution = solver(model, alpha, key, previous, **self.settings)
-                solutions.append(_fields(solution))
+                solutions.append(_fields(solution) | {MODEL_HASH: np.asarray(model_hash(model))})
                 messages.append("")
                 # a start that did not converge would carry its error on to every later α
                 previous = solution if bool(solution.converged) else previous

@@ -18,6 +18,7 @@ import pathlib
 import platform
 import secrets
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ SCALARS = ("error", "steps", "residual", "spectral_radius", "result")  # fields 
 MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
 # numbers that only some solutions have
 _OF_LEARNERS = ("train_loss", "test_loss", "energy", "potential", "jump_fraction", "gradient_norm")
+MODEL_HASH = "model_hash"
 OPTIONAL = ("stability", "free_entropy", *_OF_LEARNERS)
 _SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5")  # of netCDF, which is HDF5
 # attributes of result codes: their meaning, by the CF convention
@@ -410,3 +412,9 @@ def _described(solution: Solution | None = None, /, **attributes: object) -> dic
     # JSON marks a boolean as one, and netCDF has none
     plain = lambda x: isinstance(x, (str, int, float)) and not isinstance(x, bool)
     return {name: x if plain(x) else json.dumps(x) for name, x in made.items()}
+
+
+def model_hash(model: Any) -> int:
+    """A number > 0 that models with the same numbers (to single precision) share."""
+    numbers = jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array))
+    return 1 + zlib.crc32(b"".join(np.asarray(x, np.float32).tobytes() for x in numbers))

@@ -209,6 +209,17 @@ def test_messages_of_a_law_that_jumps_are_those_of_its_closed_form(flip):
     np.testing.assert_allclose(one.overlap, other.overlap, atol=1e-6)
 
 
+def test_rounding_is_no_message_at_perfect_recovery():
+    """Binary weights that are known leave V = 0 (to 1e-300), over which rounding was infinite."""
+    prior, model = smi.priors.Rademacher(), door_by_its_probabilities(0.05)
+    law = model.channel.labels.log_likelihood
+    model = smi.MultiIndex(indices=1, log_likelihood=law, outcomes=[-1.0, 1.0], prior=prior)
+    data = model.sample(KEY, dimension=200, alpha=3.0)
+    run = smi.gamp(model, data, key=KEY, start="informed")
+    assert int(run.result) == smi.Result.SUCCESS
+    assert float(run.overlap[0, 0]) == pytest.approx(1.0)
+
+
 @pytest.mark.slow
 def test_the_door_ends_where_its_quadrature_does():
     """Drawn labels would jump back and forth at the end: labels are summed over."""

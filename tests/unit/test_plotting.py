@@ -106,7 +106,7 @@ def test_learners_are_named_and_told_apart(ax):
     }
     bayes = smi.curve(smi.links.sign(noise=0.1), [1.0], key=jax.random.key(0))
     assert labels(bayes.plot(ax)) == ["state evolution"]
-    assert ax.get_ylabel() == r"overlap $Q/\rho$"
+    assert ax.get_ylabel() == "overlap $Q/S$"
     for learner in learners.values():
         plotting.overlap_against_alpha(learner_solution("state_evolution", learner), ax=ax)
     assert labels(ax) == ["Bayes", *learners]
@@ -265,7 +265,7 @@ def test_bad_input_is_named(ax, tmp_path):
     table = smi.Dataset(np.ones((3, 2)), np.ones(3))
     with pytest.raises(ValueError, match=r"runs \(gamp\): got Data.*a list of runs smi\.gamp"):
         plotting.overlap_against_alpha(synthetic.curve(), table, ax)
-    with pytest.raises(ValueError, match=r"curves\[0\]: got .*table\.overlap\.plot"):
+    with pytest.raises(ValueError, match=r"curves\[0\]: got another table; .*table\.sel"):
         plotting.risk_against_alpha([synthetic.solution().to_xarray()], ["ridge"], ax)
     with pytest.raises(ValueError, match="theory, gamp: got no solution"):
         plotting.overlap_against_alpha([], ax=ax)
@@ -467,7 +467,8 @@ def test_the_runs_of_a_sweep_are_drawn(ax):
     build = lambda noise: smi.links.linear(noise)
     table = smi.sweep(build, grid, {"noise": [0.1]}, seeds=3, solver=run, learner=learner)
     table = table.assign_attrs(solver='"gamp"')
-    curve, one = smi.Curve(tuple(synthetic.curve())), table.sel(noise=0.1)
+    curve = smi.Curve(tuple(synthetic.curve()))
+    one = table.sel(noise=0.1).drop_vars("model_hash")  # of another model
     with pytest.raises(ValueError, match=r"runs of squared loss, ridge 0\.1; allowed: .* Bayes"):
         curve.plot(ax, runs=one)
     del one.attrs["learner"]
@@ -478,9 +479,27 @@ def test_the_runs_of_a_sweep_are_drawn(ax):
     few = one.isel(alpha=0)
     risk = plotting.risk_against_alpha([curve, few], ["a", "a"], ax.figure.add_subplot())
     np.testing.assert_allclose(drawn(risk, "gamp"), [few.error.mean("seed", keepdims=True)])
-    for wrong in (table, one.assign_attrs(solver='"state_evolution"'), one.drop_attrs()):
+    for wrong in (table, one.drop_attrs()):
         with pytest.raises(ValueError, match=r"^runs \(gamp\): got .*, of parameters table\.sel\("):
             curve.plot(ax, runs=wrong)
+    theory = one.assign_attrs(solver='"state_evolution"')
+    with pytest.raises(ValueError, match=r"^runs \(gamp\): got solutions of theory; allowed"):
+        curve.plot(ax, runs=theory)
+    plotting.risk_against_alpha([theory.isel(seed=[0])], ["a"], ax.figure.add_subplot())
+
+
+@pytest.mark.parametrize("learner", [None, smi.Erm(ridge=0.1)])
+def test_runs_of_another_model_are_refused(learner):
+    """One wrong `.sel` would say that theory fails."""
+    pytest.importorskip("xarray")
+    words = {} if learner is None else {"learner": learner}
+    table = smi.sweep(
+        smi.links.linear, [0.5, 1.0], {"noise": [0.1, 0.2]}, solver="gamp", dimension=20, **words
+    )
+    curve = smi.curve(smi.links.linear(0.1), [0.5, 1.0], key=jax.random.key(0), **words)
+    curve.plot(runs=table.sel(noise=0.1))
+    with pytest.raises(ValueError, match=r"^runs \(gamp\): got runs of another model; allowed"):
+        curve.plot(runs=table.sel(noise=0.2))
 
 
 def test_a_sweep_has_error_bands():

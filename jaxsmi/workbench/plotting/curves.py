@@ -1,7 +1,7 @@
 """Overlaps against α and the iteration, learning curves, errors of learners, thresholds, sweeps.
 
 Theory is a line with its error band, message passing is markers. For a Bayes-optimal run
-cosine² = Q/ρ, with ρ the second moment of the signal, so that cos² of a run is laid over Q/ρ.
+cosine² = Q/S, with S the second moment of the signal, so that cos² of a run is laid over Q/S.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.thresholds.transitions import jumps
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
-from jaxsmi.workbench.storage import MATRICES, SCALARS, learner_name
+from jaxsmi.workbench.storage import MATRICES, MODEL_HASH, SCALARS, learner_name, model_hash
 from jaxsmi.workbench.sweeps import mean_error
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _MARKS = {"gamp": 0, "train": 1}  # numbers of the markers of methods; of others
 _STEP, _SOLVER_STEP = "iteration", "accelerated step"
 _ERRORS = ("mean squared error (plug-in)", "mean squared error of the matrix")
 _ALPHA = r"sample complexity $\alpha$"
-_OVERLAP = r"overlap $Q/\rho$"
+_OVERLAP = "overlap $Q/S$"
 _SQUARED = "cosine$^2$ with the teacher"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _MEANS = "means of runs"  # gid of an entry of the legend
@@ -74,7 +74,7 @@ def overlap_against_alpha(
     `FirstOrder.plot` leaves a gap there.
 
     Args:
-        theory: State evolution, of which Q/ρ is drawn (of a learner the squared cosine): one
+        theory: State evolution, of which Q/S is drawn (of a learner the squared cosine): one
             solution, or several.
         gamp: Runs of message passing, of which cos² is drawn (Q of Bayes without a teacher), in the
             same forms, or the table of `smi.sweep(.., solver="gamp")`. Of several that converged at
@@ -91,12 +91,13 @@ def overlap_against_alpha(
         The axes.
 
     Raises:
-        ValueError: Without any solution, or for runs of another learner than that of the curve.
+        ValueError: Without any solution, or for runs of another learner or model than the curve's.
         ImportError: Without matplotlib, with the remedy.
     """
     # lists at once: a generator gives its solutions once only
     curve, runs = _ascending("theory", theory), _ascending("runs (gamp)", gamp)
     _check_owners(runs, *[_owner(x) for x in curve[:1] if x.kind == "state_evolution"])
+    _check_models(curve, runs)
     names, title = list(names or ()) or _names([*curve, *runs]), _title([*curve, *runs])
     ax = drawing.axes_or_new(ax)
     of_curve, of_runs = _owners(ax, curve, runs, label=label)
@@ -130,7 +131,7 @@ def overlap_against_iteration(
         theory: A solution of state evolution with a history. Beside message passing it must be one
             with `iteration=smi.Iteration(newton=False)`: accelerated steps are others.
         ax: As in `overlap_against_alpha`.
-        quantity: "cosine" draws cos² of message passing (it needs a teacher) on Q/ρ of state
+        quantity: "cosine" draws cos² of message passing (it needs a teacher) on Q/S of state
             evolution, "overlap" draws Q of both. Default "cosine".
         names: Of the indices. Default None: those of the model.
         legend: Draw one. Default True.
@@ -198,32 +199,53 @@ def _solutions(name: str, curve: Curve) -> list[Solution]:
     listed: list[Any] = list(rows) if isinstance(rows, Iterable) else [rows]
     allowed = (
         "solutions: smi.curve(..), a list of runs smi.gamp(model, data, key=key), or the table of "
-        'smi.sweep(.., solver="gamp"), of parameters table.sel(noise=0.1); another table draws '
-        "itself, table.overlap.plot()"
+        "smi.sweep, of parameters table.sel(noise=0.1)"
     )
-    check(all(isinstance(x, Solution) for x in listed), name, curve, allowed)
+    got = "another table" if hasattr(curve, "data_vars") else curve
+    check(all(isinstance(x, Solution) for x in listed), name, got, allowed)
     return listed
 
 
 def _rows(table: Any) -> Iterator[Any]:
-    """The runs of a sweep over seeds and α; the table itself if it holds anything else."""
+    """The solutions of a sweep over seeds and α; the table itself if it holds anything else."""
     solver, axes = str(table.attrs.get("solver")).strip('"'), ("seed", "alpha")
-    if solver not in _MARKS or not set(axes).issuperset(table.result.dims):
+    if solver not in (*_MARKS, *_THEORY) or not set(axes).issuperset(table.result.dims):
         yield table
         return
     flat = table.expand_dims([x for x in axes if x not in table.dims]).stack(row=axes)
     learner = table.attrs.get("learner")
     kind, own = (LearnerSolution, {"learner": learner}) if learner else (Solution, {})
+    hashed = [x for x in (MODEL_HASH,) if x in table]
     for row in (flat.isel(row=k) for k in range(flat.sizes["row"])):
         own |= {name: row[name].values for name in ("alpha", *MATRICES, *SCALARS)}
-        yield kind(**own, history={"cosine": row.cosine.values[None]}, kind=solver)
+        history = {"cosine": row.cosine.values[None], **{x: row[x].values for x in hashed}}
+        yield kind(**own, history=history, kind=solver)
 
 
 def _check_owners(runs: Sequence[Solution], *of_curve: str) -> None:
-    """Refuse runs of message passing of several learners, or of another one than the curve's."""
+    """Refuse runs of message passing of several learners, or of another one than the curve's, and
+    theory."""
+    allowed = "runs; of theory plotting.overlap_against_alpha(table) draws a curve"
+    check(all(x.kind not in _THEORY for x in runs), "runs (gamp)", "solutions of theory", allowed)
     whose = list(dict.fromkeys([*of_curve, *(_owner(x) for x in runs if x.kind == "gamp")]))
     allowed = f"runs of one learner, that of the curve: {' '.join(whose[:1])}"
     check(len(whose) < 2, "runs (gamp)", f"runs of {' and '.join(whose[1:])}", allowed)
+
+
+def _check_models(curve: Sequence[Solution], runs: Sequence[Solution]) -> None:
+    """Refuse runs of another model than the curve's, as far as these are known."""
+    known = {_hash_of(x) for x in (*curve[:1], *runs)} - {None}
+    allowed = "runs of the model of the curve, with the same noise and prior"
+    check(len(known) < 2, "runs (gamp)", "runs of another model", allowed)
+
+
+def _hash_of(solution: Solution) -> int | None:
+    """That of the numbers of the model; of a run of a learner the model is its student."""
+    if (stored := np.asarray(solution.history.get(MODEL_HASH, np.nan))) > 0:
+        return int(stored)
+    own = solution.kind in _THEORY or type(solution) is Solution
+    own = own and solution.model is not None
+    return model_hash(solution.model) if own else None
 
 
 def _names(solutions: Sequence[Solution]) -> list[str]:
@@ -368,7 +390,7 @@ def _point(solution: Solution, p: int) -> tuple[float, float, float]:
     if isinstance(solution, LearnerSolution):
         errors = solution.stderrs.get("cosine")
         error = 0.0 if errors is None else 2.0 * abs(cosine) * float(errors[p])
-    else:  # cos² = Q/ρ of Bayes
+    else:  # cos² = Q/S of Bayes
         Q = float(solution.overlap[p, p])
         error = cosine**2 * float(solution.stderr[p, p]) / Q if Q > 0.0 else 0.0
     return float(solution.alpha), cosine**2, error
@@ -502,16 +524,18 @@ def risk_against_alpha(
     quantity: str = "error",
     values: Sequence[Estimate | ArrayLike] | None = None,
 ) -> Axes:
-    """Draw an error of several learners against α: theory as lines with bands of two standard
-    errors, crosses where no fixed point was reached and open circles where it is unstable; runs as
-    markers, those of GAMP circles, in the colour of the curve of their learner, of several runs at
-    one α the mean of those that converged, if half of them did, with a bar of two of its standard
-    errors. Runs without a teacher have no error: give `values`.
+    """Draw an error of several learners against α.
+
+    Theory is a line with a band of two standard errors; crosses are points without a fixed point,
+    open circles unstable ones. Runs are markers in the colour of the curve of their learner, those
+    of GAMP circles. Of several runs at one α the mean is drawn, with a bar of two of its standard
+    errors; runs that did not converge are crosses outside of the mean, and where they are more than
+    half, there is no mean. `ax.set_yscale("log")` on the axes that are returned shows small errors.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; runs on
-            data (`gamp`, `train`), also as the table of `smi.sweep`. Of several curves of a learner
-            runs belong to the last one before them, those of `train` to any curve before them.
+            data (`gamp`, `train`), which have an error if there is a teacher (else give `values`);
+            each also as the table of `smi.sweep`. Put runs behind the curve that they belong to.
         labels: Names, one for each of `curves`, runs included. To one that is taken, the learner or
             method is added.
         ax: Axes to draw in. Default None: new ones.
@@ -572,7 +596,7 @@ def risk_against_alpha(
     beside = [row for _, own in sorted(rows.items()) for row in zip_longest(*own, fillvalue="")]
     mixed = 0 < len(of_theory) < len(curves)
     columns = list(zip(*beside, strict=True)) if mixed else min(len(curves), 3)
-    return _finish(ax, columns, xlabel=_ALPHA, ylabel=words)
+    return _finish(ax, columns, _title(list(chain(*curves))), xlabel=_ALPHA, ylabel=words)
 
 
 def _theory_of(n: int, curves: Sequence[Sequence[Solution]], of_theory: list[int]) -> int:
@@ -715,7 +739,7 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
             drawing.joined(ax, alpha, Q, **look)
         if runs:
             points = np.array([_point(run, p) for run in runs]).T
-            # cos² = Q/ρ, and ρ = Q + V
+            # cos² = Q/S, and S = Q + V
             rho = [float(run.overlap[p, p] + run.covariance[p, p]) for run in runs]
             points[1:] *= np.array(rho)
             ax.set(ylim=np.multiply(_UNIT, np.nanmax([*rho, float(found.informed.max())])))
@@ -736,29 +760,33 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
 
 
 @style()
-def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
+def sweep(table: xarray.Dataset, figure: Figure | None = None) -> Figure:
     """Draw the share of each index that a sweep learned against α, one panel an index, one curve a
     combination of parameters: colours tell values of the first one, from dark to light, line styles
     and markers those of the others.
 
-    The share is Q/(Q + V) on the diagonal (of training Q itself), the mean over seeds. Bands are
-    two standard errors (`sweeps.mean_error`). Points at which a seed did not converge are crosses
-    (of several parameters within the marker of their curve), and no line joins them.
+    The share is Q/(Q + V) on the diagonal, of runs with a teacher cos², the mean over seeds. Bands
+    are two standard errors (`sweeps.mean_error`). Points at which a seed did not converge are
+    crosses (of several parameters within the marker of their curve), and no line joins them.
 
     Args:
         table: From `jaxsmi.sweep`.
-        figure: A figure to draw into, whose size is set.
+        figure: A figure to draw into, whose size is set. Default None: a new one.
 
     Returns:
         The figure.
     """
-    # Q + V is the second moment in theory; training has no V
-    norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
-    each = table.overlap / norm
-    share, error = each.mean("seed"), mean_error(each, table.stderr / norm)
+    figure = _figure() if figure is None else figure
+    norm = table.overlap + table.covariance  # S
+    each, own = table.overlap / norm, table.stderr / norm
+    squared = str(table.attrs.get("solver")).strip('"') in _MARKS
+    if squared:
+        each = own = (table.cosine**2).expand_dims(index_=table.sizes["index"])
+        each, own = each.transpose(*table.overlap.dims), 0.0 * own
+    share, error = each.mean("seed"), mean_error(each, own)
     failed = (~table.result.isin(_SOUND)).any("seed")
     parameters = [str(name) for name in share.dims[:-3]]
-    count, top = share.sizes["index"], 1.0 if share.max() < 1.001 else np.inf  # Q of training
+    count = share.sizes["index"]
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
     panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
     number = lambda x: f"{x:.4g}" if isinstance(x, float) else str(x)
@@ -783,9 +811,9 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
                 ring = _RING | {"marker": shapes[k % len(shapes)], "markersize": 6, "mew": 0.5}
                 ax.plot(rows.alpha, crosses, color=tint, **ring)
             low, high = (known.values + x * errors[k].values for x in (-2.0, 2.0))
-            drawing.band(ax, rows.alpha, low, high, tint, (0.0, top), "band: ± 2 s.e.")
+            drawing.band(ax, rows.alpha, low, high, tint, (0.0, 1.0), "band: ± 2 s.e.")
         ax.set(xlabel=_ALPHA, title=f"index {p + 1}" if count > 1 else "")
-    panels[0].set_ylabel(_OVERLAP)
+    panels[0].set_ylabel(_SQUARED if squared else _OVERLAP)
     # more names than this would hide the panels: a colour bar
     named = [x if len(x) <= _MOST_NAMES else [] for x in (first, others)[: len(said)]]
     last, keys = panels[-1], ([{"color": tint} for tint in tints], looks)
@@ -801,6 +829,10 @@ def sweep(table: xarray.Dataset, figure: Figure) -> Figure:
         columns = [x[k : k + 5] for x in named for k in range(0, len(x), 5)]
         drawing.legend_above(last, columns if len(said) > 1 and columns else 4)
     return figure
+
+
+def _figure() -> Figure:
+    return drawing.import_pyplot().figure(layout="constrained")
 
 
 def _colour_bar(panels: Sequence[Axes], names: Sequence[str], tints: Sequence[str]) -> None:
