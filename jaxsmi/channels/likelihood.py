@@ -362,22 +362,26 @@ class IntegratedChannel(FibreChannel):
     def _by_pieces(self, edges: Array, statistic: Array, omega: Array, V: Array) -> Posterior:
         ends = jnp.concatenate([jnp.full(1, -jnp.inf), edges, jnp.full(1, jnp.inf)])
         deviation = jnp.sqrt(V[0, 0])
+        fixed = lax.stop_gradient
 
         def moments(count: int, y: Array, mean: Array) -> tuple[Array, Array, Array]:
             nodes, weights = legendre(count)
             # in t = (z - ω)/√V: from the point of a piece that is next to 0, at a distance of d,
             # the density falls by e^-(r² - d²)/2 up to a distance of r
-            low, high = ((x - mean) / deviation for x in (ends[:-1], ends[1:]))
+            low, high = (fixed(x - mean) / fixed(deviation) for x in (ends[:-1], ends[1:]))
             reach = jnp.hypot(jnp.clip(0.0, low, high), WIDEST)
-            low = lax.stop_gradient(jnp.maximum(low, -reach))
-            half = 0.5 * (lax.stop_gradient(jnp.minimum(high, reach)) - low)
+            low = jnp.maximum(low, -reach)
+            half = 0.5 * (jnp.minimum(high, reach) - low)
             t = low[:, None] + half[:, None] * (1.0 + nodes)
-            z = (mean + deviation * t).ravel()
+            z = fixed(mean + deviation * t).ravel()
             likelihood = jax.vmap(lambda z: self.log_probability(y, z[None, None]))(z)
+            # derivatives are those at fixed z, as the ends of pieces do not move
+            share = fixed(deviation) / deviation
+            t = share * t + (fixed(mean) - mean) / deviation
             # pieces without a length have no weight
             size = half[:, None] * weights
             mass = jnp.where(size > 0.0, jnp.log(jnp.where(size > 0.0, size, 1.0)), -jnp.inf)
-            each = norm.logpdf(t) + likelihood.reshape(t.shape) + mass
+            each = norm.logpdf(t) + likelihood.reshape(t.shape) + mass + jnp.log(share)
             p = jax.nn.softmax(each, axis=(0, 1))
             centre = jnp.sum(p * t)
             moments = jnp.stack([centre, jnp.sum(p * (t - centre) ** 2) - 1.0])
