@@ -71,7 +71,9 @@ def format_estimate(value: ArrayLike, stderr: ArrayLike) -> str:
     if not concrete((value, stderr)) or np.ndim(value) or np.ndim(stderr):
         return f"{number(value)} ± {number(stderr)}"
     error = float(np.asarray(stderr))
-    if error == 0.0 or np.isnan(np.asarray(value)):
+    size = abs(float(np.asarray(value)))
+    # an error below rounding is none
+    if error <= np.finfo(float).eps * size or np.isnan(size):
         return number(value, 6)
     if np.isnan(error):
         return f"{number(value, 6)} (no error bar)"

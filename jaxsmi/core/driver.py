@@ -45,7 +45,7 @@ with warnings.catch_warnings():
 _SOON = 2.0  # seconds: an unrequested bar of a shorter call would only flicker
 
 
-def _attended() -> bool:
+def attended() -> bool:
     """True where a reader may see a bar: stderr is a terminal, or this is a notebook, and the
     environment does not set TQDM_DISABLE."""
     if os.environ.get("TQDM_DISABLE"):
@@ -64,7 +64,7 @@ class Bar(tqdm):
 
     def __init__(self, total: int, label: str, progress: bool | None) -> None:
         delay = _SOON if progress is None else 0.0
-        shown = _attended() if progress is None else progress
+        shown = attended() if progress is None else progress
         self.count: int = 0  # of its own: a hidden bar of tqdm does not count
         super().__init__(total=total, desc=label, leave=False, disable=not shown, delay=delay)
         # the first step includes compilation, and a bar that stands still looks like a fault

@@ -351,7 +351,9 @@ class Threshold(Described):
         # learned is zero where a grid of α began above it
         if float(self.alpha) == 0.0:
             known = np.any(self.overlap)
-            said = "It lies below the first α of the grid." if known else _AT_ONCE
+            alone = len(self.overlap) == 1  # all fixed points are known, not those on a grid
+            below = "Its branch exists at any α > 0." if alone else "It lies below the grid of α."
+            said = below if known else _AT_ONCE
             remark = f"{said} {remark}".rstrip()
         title += f": {Result(int(self.result)).name}"
         return describe(title, (), [["", "learned there", "overlap next to it"], *rows], remark)

@@ -138,9 +138,9 @@ def suggest_names(module: str, public: str, synonyms: Mapping[str, str] | None =
 
 
 def explained(function: _Function) -> _Function:
-    """Answer arguments that a function does not take by those that it takes, and by the record
-    that has one of that name."""
-    own = inspect.signature(function).parameters
+    """Answer arguments that a function does not take by those that it takes, the one that was
+    meant, and by the record that has one of that name."""
+    own = {x: y for x, y in inspect.signature(function).parameters.items() if x != "self"}
 
     @functools.wraps(function)
     def call(*given: Any, **named: Any) -> Any:
@@ -151,13 +151,14 @@ def explained(function: _Function) -> _Function:
                 raise  # of a call in the function
             said = f"{failure}; it takes {', '.join(own)}"
         unknown = next((name for name in named if name not in own), "inputs")
+        said += "".join(f": did you mean {x}?" for x in difflib.get_close_matches(unknown, own, 1))
         for name, argument in own.items():
             for word in re.findall(r"\w+", str(argument.annotation)):
                 kind: Any = function.__globals__.get(word)
                 public = inspect.isclass(kind) and word in sys.modules["jaxsmi"].__all__
                 if public and unknown in inspect.signature(kind).parameters:
                     said += f"; {unknown} is an argument of {name}=smi.{word}(..)"
-        raise TypeError(f"{said}.")
+        raise TypeError(said + "." * (said[-1] != "?"))
 
     return cast("_Function", call)
 

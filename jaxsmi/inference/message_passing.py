@@ -171,8 +171,8 @@ def gamp(
         decide, or no end was reached twice), OVERCONFIDENT (the labels are missed by more than V
         allows), REGRESSED (a row ended with less overlap than its spectral estimate; weights,
         covariance and state are those of the start), INPUTS (the inputs are not as assumed;
-        replaces the code of the run, except for minimisers of a risk, which need no such inputs). A
-        diverged run keeps its history. After a spectral start of a model of one index, the prior of
+        replaces the code of the run, except for minimisers of a risk that converged). A diverged
+        run keeps its history. After a spectral start of a model of one index, the prior of
         `solution.model` has the norm that the labels imply.
 
     Raises:

@@ -324,6 +324,9 @@ class Erm(AbstractIndexLearner):
         return self.penalty.weight_averages(conjugates, teacher)
 
 
+Erm.__init__ = validate.explained(Erm.__init__)  # C= of scikit-learn: a ridge of 1/(C D)
+
+
 def _in_blocks(block: Callable[..., ProximalOutput], samples: tuple[Array, ...]) -> ProximalOutput:
     """Apply `block` to all samples, in blocks of equal size: the last sample is repeated to fill
     the last block, which would otherwise be compiled as another program."""

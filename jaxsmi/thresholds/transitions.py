@@ -271,8 +271,10 @@ class FirstOrder(Described):
         """A threshold as text."""
         if threshold is None:
             return "none"
-        # ends outside of the grid are 0 and inf
-        ends = {0.0: f"below {number(self.alpha[0])}", math.inf: f"above {number(self.alpha[-1])}"}
+        # of several indices ends outside of the grid are 0 and inf
+        low, high = f"below {number(self.alpha[0])}", f"above {number(self.alpha[-1])}"
+        alone = self.informed.shape[1] == 1
+        ends = {0.0: "0: at any α" if alone else low, math.inf: "at no α" if alone else high}
         estimate = format_estimate(threshold.alpha, threshold.stderr)
         return ends.get(float(threshold.alpha), estimate)
 
@@ -363,7 +365,8 @@ def first_order(
 
     Cost:
         One index: about 170 averages, compilation included 3 to 6 s on one core for signs of
-        Rademacher weights and for |z|, 2 minutes for |z| with noise. Several: two compilations of a
+        Rademacher weights and for |z|, a minute for a law of your own that jumps, 2 minutes for |z|
+        with noise. Several: two compilations of a
         fixed point (5 to 15 s each), two or three fixed points for each α of the grid, and as many
         for each net and each of up to three bisections of nine halvings or more. A fixed point
         takes a few steps away from the ends of the branches, and up to `max_steps` next to them,

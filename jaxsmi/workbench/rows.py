@@ -82,7 +82,8 @@ class Grid:
         self.solver = solver
         names, others = setting_names(solver)
         unknown = ", ".join(name for name in settings if name not in names)
-        own = f"settings of this solver: {', '.join(names) or 'none'}"
+        own = f"settings of this solver: {', '.join(names) or 'none'}; of the sweep itself: seeds, "
+        own += "out, scheduler, progress"
         check(others or not unknown, "settings", unknown, own)
         if isinstance(solver, str) and "optimizer" in settings:
             make_optimizer(settings["optimizer"])

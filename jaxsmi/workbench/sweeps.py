@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 from jaxsmi.core import validate
-from jaxsmi.core.driver import tqdm
+from jaxsmi.core.driver import attended, tqdm
 from jaxsmi.core.options import CACHE_SETTINGS
 from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import Solution
@@ -60,7 +60,7 @@ def sweep(
     solver: str | Callable[..., Solution] = "state_evolution",
     out: str | os.PathLike[str] | None = None,
     scheduler: str | int | Client | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     **settings: Any,
 ) -> xarray.Dataset:
     r"""Solve a grid of problems, α × parameters × seeds, and keep each row in a folder.
@@ -82,7 +82,7 @@ def sweep(
         scheduler: Number of Dask processes on this machine, the address of a Dask cluster, or its
             Client. A script that starts processes does so under `if __name__ == "__main__":`.
             Default None: this process, without Dask.
-        progress: Show a bar with rate and time left. Default False.
+        progress: Show a bar with rate and time left. Default None: on a terminal and in a notebook.
         **settings: Keyword arguments of the solver.
 
     Returns:
@@ -150,10 +150,11 @@ def solve_grid(
     grid: Grid,
     out: str | os.PathLike[str] | None,
     scheduler: str | int | Client | None,
-    progress: bool,
+    progress: bool | None,
 ) -> xarray.Dataset:
     """Solve the rows of a grid that are not in the folder yet; returns all."""
-    validate.flag("progress", progress)
+    progress = validate.optional(validate.flag, "progress", progress)
+    progress = attended() if progress is None else progress
     _check_scheduler(scheduler)
     import_xarray()
     grid.check_models()

@@ -144,7 +144,7 @@ def test_thresholds_show_their_error():
         for Q in (None, jnp.eye(1))
     )
     assert "Something is learned at any α > 0." in repr(none)
-    assert "It lies below the first α of the grid." in repr(end)
+    assert "Its branch exists at any α > 0." in repr(end)
     grid, Q = jnp.asarray([0.1, 1.0, 5.0]), jnp.zeros((3, 1, 1))
     beyond = dataclasses.replace(threshold, alpha=jnp.asarray(jnp.inf))
     found = FirstOrder("first order", beyond, threshold, end, grid, Q, Q)
@@ -156,7 +156,7 @@ def test_thresholds_show_their_error():
     assert none.message in " ".join(repr(none).split())
     assert none.message.endswith("or one that is narrower than its spacing, at most 4.")
     shown = repr(found)
-    for row in ("spinodal +below 0.1", "information-theoretic +0.500", "algorithmic +above 5"):
+    for row in ("spinodal +0: at any α", "information-theoretic +0.500", "algorithmic +at no α"):
         assert re.search(row, shown)
 
 

@@ -325,7 +325,12 @@ def _theory(
     _mark(ax, curve, points, tint)
     label = f"band: ± {bars:g} s.e."
     drawing.band(ax, x, y - bars * error, y + bars * error, tint, label=label, **limits)
-    drawing.joined(ax, x, y, **look)
+    # a jump lies somewhere between the last point and recovery
+    recovered = np.array([int(solution.result) == Result.RECOVERED for solution in curve])
+    ends = np.flatnonzero(recovered[1:] != recovered[:-1])
+    for k in ends:
+        ax.plot(x[k : k + 2], y[k : k + 2], color=tint, linestyle=":", linewidth=0.8)
+    drawing.joined(ax, np.insert(x, ends + 1, np.nan), np.insert(y, ends + 1, np.nan), **look)
 
 
 def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str) -> None:
@@ -544,8 +549,9 @@ def risk_against_alpha(
             `values` their name on the axis. Default "error".
         values: Other errors, of each curve those at its points, in their order: `[
             smi.generalization_error(student, curve, key=key, loss=smi.losses.misclassification) for
-            student, curve in ..]`, the shares of wrong signs; or arrays, which have no bands.
-            Default None: those of the solutions.
+            student, curve in ..]`, the shares of wrong signs; or arrays, which have no bands, of a
+            table (seed, alpha), as `np.arccos(table.cosine[..., 0]) / np.pi`. Default None: those
+            of the solutions.
 
     Returns:
         The axes.
@@ -571,7 +577,9 @@ def risk_against_alpha(
         error_of = lambda x: (getattr(x, quantity), x.stderrs.get(quantity, 0.0))
         values = [Estimate(*np.array([error_of(x) for x in c], float).T) for c in curves]
         words = _ERRORS[isinstance(points[0].model, MatrixModel)] if words == "error" else words
-    bare = lambda x: Estimate(*np.array([x, np.zeros(np.shape(x))], float))
+    # of a table seed by seed, as its runs are
+    flat = lambda x: np.ravel(x.transpose("seed", ..., "alpha") if hasattr(x, "dims") else x)
+    bare = lambda x: Estimate(*np.array([flat(x), np.zeros(np.size(x))], float))
     values = [x if isinstance(x, Estimate) else bare(x) for x in values]
     sizes = [(len(curve),) for curve in curves]
     shapes = [np.shape(np.atleast_1d(estimate.value)) for estimate in values]
