@@ -523,26 +523,19 @@ class ClosedFormChannel(AbstractChannel):
 
     def respond(self, statistic: Array, omega: Array, V: Array, key: Key = None) -> Posterior:
         """Compute the posterior of a batch."""
-        return respond_by_log_partition(self.log_partition, statistic, omega, V)
+
+        def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+            y, w = sample
+            value, g = jax.value_and_grad(self.log_partition, argnums=1)(y, w, V)
+            # forward over reverse: log Z_out is one number, g has P M components
+            return value, g, jax.jacfwd(jax.grad(self.log_partition, argnums=1), argnums=1)(y, w, V)
+
+        return exact_posterior(*lax.map(one, (statistic, omega), batch_size=batch_size(omega)))
 
     @property
     def tolerance(self) -> Array:
         """Infinity: closed forms are exact."""
         return jnp.asarray(jnp.inf)
-
-
-def respond_by_log_partition(
-    log_partition: Callable[[Array, Array, Array], Array], statistic: Array, omega: Array, V: Array
-) -> Posterior:
-    """The posterior of a batch from log Z_out(y, ω, V), by autodiff."""
-
-    def one(sample: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        y, w = sample
-        value, g = jax.value_and_grad(log_partition, argnums=1)(y, w, V)
-        # forward over reverse: log Z_out is one number, g has P M components
-        return value, g, jax.jacfwd(jax.grad(log_partition, argnums=1), argnums=1)(y, w, V)
-
-    return exact_posterior(*lax.map(one, (statistic, omega), batch_size=batch_size(omega)))
 
 
 def batch_size(omega: Array) -> int:
