@@ -24,7 +24,6 @@ those of each net; the spread of independent `nets` is the statistical error.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
