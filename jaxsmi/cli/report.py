@@ -158,6 +158,9 @@ def _axis(words: CommandLine) -> tuple[str, list[Any]]:
         name = name.lstrip("-").replace("-", "_")
         check_names("--vary: ", [name], list(flags))
         validate.check(listed, "vary", words.common["vary"], "NAME=VALUE,VALUE,..")
+        alpha = words.values.get("alpha", 0.0)
+        many = isinstance(alpha, tuple) and len(alpha) > 1 and not words.command.grid
+        validate.check(not many, "alpha", alpha, "one number beside --vary")
         return name, [_number(word) for word in listed.split(",")]
     alpha = words.values.get("alpha")
     # the call takes one α; several are a curve

@@ -80,6 +80,7 @@ class Rule(eqx.Module):
     projection: str | None = eqx.field(static=True)
     optimizer: optax.GradientTransformation | None
 
+    @validate.explained
     def __init__(
         self,
         rate: ArrayLike | optax.GradientTransformation,

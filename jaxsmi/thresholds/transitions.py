@@ -224,6 +224,7 @@ class FirstOrder(Described):
             α next to each end of a branch.
         uninformed: Q (K, P, P) of the uninformed branch.
         informed: Q (K, P, P) of the informed branch.
+        second_moment: S (P, P) of the signal; None: that of variances one.
     """
 
     kind: str = eqx.field(static=True)
@@ -233,6 +234,7 @@ class FirstOrder(Described):
     alpha: Array
     uninformed: Array
     informed: Array
+    second_moment: Array | None = None
 
     @property
     def message(self) -> str:
@@ -290,15 +292,15 @@ class FirstOrder(Described):
         ax: Axes | None = None,
         runs: Solution | Iterable[Solution] | xarray.Dataset | None = None,
     ) -> Axes:
-        """Draw Q of each index against α: the uninformed branch as a line up to the algorithmic
+        """Draw Q/S of each index against α: the uninformed branch as a line up to the algorithmic
         threshold, the informed one dashed from the spinodal on (elsewhere the two agree), without a
         line across jumps, and the three thresholds as vertical lines with bands of their 95 %
         intervals. An arrow at the edge stands for thresholds below or above the grid.
 
         Args:
             ax: Axes to draw in. Default None: new ones.
-            runs: Of `gamp`, or the table of a sweep of them, as in `Curve.plot`; cos² times the
-                second moment of the signal is drawn. Default None: none.
+            runs: Of `gamp`, or the table of a sweep of them, as in `Curve.plot`. Default None:
+                none.
 
         Returns:
             The axes.
@@ -412,7 +414,7 @@ def first_order(
         kind = "first order"
         grid, both, thresholds = _with_points(hysteresis, grid, both, thresholds, key)
     curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
-    return not_differentiable(FirstOrder(kind, *thresholds, *curves), model)
+    return not_differentiable(FirstOrder(kind, *thresholds, *curves, S), model)
 
 
 def _of_one_index(
@@ -445,7 +447,8 @@ def _of_one_index(
         wide = (change > _STEP) & (np.diff(grid) > _CLOSE * grid[1:])
         grid = np.union1d(grid, np.sqrt(grid[1:] * grid[:-1])[wide])
     uninformed, informed = map(curve.overlaps, curve.branches(grid))
-    curves = not_differentiable((jnp.asarray(grid), uninformed, informed), model)
+    S = model.prior.second_moment(1)
+    curves = not_differentiable((jnp.asarray(grid), uninformed, informed, S), model)
     if ends is None:
         return FirstOrder("none", None, None, None, *curves)
     return FirstOrder("first order", *ends, *curves)

@@ -148,10 +148,14 @@ def test_runs_that_did_not_converge_are_crosses_outside_of_the_mean(ax):
     smi.Curve(tuple(synthetic.curve())).plot(ax, runs=[*runs, *missed])
     np.testing.assert_allclose(drawn(ax, "gamp")[0], [float(runs[0].cosine[0]) ** 2])
     np.testing.assert_allclose(drawn(ax, "crosses")[0], 2 * [float(missed[0].cosine[0]) ** 2])
-    assert "2 runs not converged" in labels(ax)
+    assert "not converged" in labels(ax)
     assert "layer 1, GAMP" in labels(ax)
     risk = plotting.risk_against_alpha([[*runs, *missed]], ["GAMP"], ax.figure.add_subplot())
-    assert labels(risk) == ["2 runs not converged", "GAMP"]
+    assert labels(risk) == ["not converged", "GAMP"]
+    # of a minority there is no mean, and each is drawn
+    few = plotting.risk_against_alpha([[runs[0], *missed]], ["GAMP"], ax.figure.add_subplot())
+    assert labels(few) == ["not converged", "run, where most did not converge", "GAMP"]
+    assert [float(runs[0].error)] in [np.asarray(x.get_ydata()).tolist() for x in few.lines]
 
 
 def test_logarithmic_axes_have_short_labels(ax):
@@ -444,14 +448,15 @@ def test_a_band_is_explained_once_where_it_is_broader_than_its_line(ax):
 
 
 def test_a_transition_has_runs(ax):
-    """As Q: cos² times the second moment."""
+    """As Q/S: cos²."""
     runs = [synthetic.solution("gamp", alpha=2.0, steps=n, moment=4.0) for n in (5, 6, 8)]
     Q = jnp.full((3, 2, 2), 0.5)
-    found = FirstOrder("none", None, None, None, jnp.arange(1.0, 4.0), Q, Q)
+    found = FirstOrder("none", None, None, None, jnp.arange(1.0, 4.0), Q, Q, 4.0 * jnp.eye(2))
     found.plot(ax, runs=runs)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), 0.125)
     for p in range(2):
         np.testing.assert_allclose(
-            drawn(ax, "gamp")[p], np.mean([x.overlap[p, p] for x in runs]), rtol=1e-6
+            drawn(ax, "gamp")[p], np.mean([x.cosine[p] ** 2 for x in runs]), rtol=1e-6
         )
     names = ["index 1, GAMP", "index 2, GAMP", "mean of 3, ± 2 s.e."]
     assert labels(ax)[-3:] == names

@@ -341,9 +341,7 @@ def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str
     for name, where, mark in (("not converged", failed, CROSS), ("unstable", unstable, _RING)):
         if where.any():
             ax.plot(*points[:2, where], color=tint, **mark)
-            runs, count = solutions[0].kind not in _THEORY, int(where.sum())
-            label = f"{count} runs {name}" if runs and count > 1 else name
-            ax.plot([], [], color=INK, label=label, **mark)  # for the legend
+            ax.plot([], [], color=INK, label=name, **mark)  # for the legend
 
 
 def _means(
@@ -351,13 +349,18 @@ def _means(
 ) -> None:
     """Draw x, y, errors (3, n) as markers; of several at one x the mean, with its error by their
     spread, without runs that did not converge: those are crosses, and where they are the majority,
-    there is no mean, as the others are no fair sample. A warning says which have no y."""
+    there is no mean, as the others are no fair sample: those are small markers. A warning says
+    which have no y."""
     _mark(ax, runs, points, look["color"])
     known = np.isfinite(points[1])
     sound = np.isin([int(run.result) for run in runs], _SOUND)
-    majority = np.array([np.mean(sound[known & (points[0] == a)]) >= 0.5 for a in points[0, known]])
-    sound[known] &= majority
-    x, y, error = points[:, known & sound]
+    fair = np.array([np.mean(sound[known & (points[0] == a)]) >= 0.5 for a in points[0]])
+    if np.any(few := known & sound & ~fair):
+        small: dict[str, Any] = look | {"markersize": 2.5, "label": None, "gid": None}
+        ax.plot(*points[:2, few], **small)
+        small |= {"color": INK, "label": "run, where most did not converge"}
+        ax.plot([], [], **small)
+    x, y, error = points[:, known & sound & fair]
     if not known.all():
         listed = ", ".join(f"{a:.4g}" for a in np.unique(points[0, ~np.isfinite(points[1])]))
         said = f"{look['label']}: runs without a teacher, or that failed, are not drawn, at α ="
@@ -535,7 +538,8 @@ def risk_against_alpha(
     open circles unstable ones. Runs are markers in the colour of the curve of their learner, those
     of GAMP circles. Of several runs at one α the mean is drawn, with a bar of two of its standard
     errors; runs that did not converge are crosses outside of the mean, and where they are more than
-    half, there is no mean. `ax.set_yscale("log")` on the axes that are returned shows small errors.
+    half, there is no mean, and the others are small markers. `ax.set_yscale("log")` on the axes
+    that are returned shows small errors.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; runs on
@@ -733,10 +737,14 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
     indices, call = found.informed.shape[1], len(_drawn(ax))
     number = f" ({call + 1})" if call else ""
     gid = f"transition{number}"
+    S = np.eye(indices) if found.second_moment is None else np.asarray(found.second_moment)
     for p in range(indices):
         index = f"index {p + 1}, " if indices > 1 else ""
         for k, (branch, jump) in enumerate(branches.items()):
-            alpha, Q = np.asarray(found.alpha), np.asarray(getattr(found, branch))[:, p, p]
+            alpha, Q = (
+                np.asarray(found.alpha),
+                np.asarray(getattr(found, branch))[:, p, p] / S[p, p],
+            )
             gaps = jumps(alpha, Q)
             look = line(k) | {"label": f"{index}{branch}{number}", "gid": gid}
             look |= {"color": colour(p + call * indices)}
@@ -747,10 +755,6 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
             drawing.joined(ax, alpha, Q, **look)
         if runs:
             points = np.array([_point(run, p) for run in runs]).T
-            # cos² = Q/S, and S = Q + V
-            rho = [float(run.overlap[p, p] + run.covariance[p, p]) for run in runs]
-            points[1:] *= np.array(rho)
-            ax.set(ylim=np.multiply(_UNIT, np.nanmax([*rho, float(found.informed.max())])))
             look = {"label": f"{index}{_word(runs[0].kind)}{number}", "gid": gid}
             look |= _marks(ax, runs[0].kind, p + call * indices)
             _means(ax, runs, points, 2.0, look)
@@ -764,7 +768,7 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
             label = rf"{' and '.join(beyond)} {where} $\alpha = {found.alpha[-side]:.3g}$"
             arrow = {"marker": "<>"[side], "color": INK, "linestyle": "none", "clip_on": False}
             ax.plot(0.02 + 0.96 * side, 0.06, transform=ax.transAxes, label=label, **arrow)
-    return _finish(ax, 2, xlabel=_ALPHA, ylabel="overlap $Q$")
+    return _finish(ax, 2, xlabel=_ALPHA, ylabel=_OVERLAP, ylim=_UNIT)
 
 
 @style()
