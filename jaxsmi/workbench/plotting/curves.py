@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Curve = Solution | Iterable[Solution] | xarray.Dataset
 
 _MOST_NAMES = 10
+_WIDE = 0.05  # of the largest value: a step to recovery that is drawn dotted
 _MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
 # codes of points that lines join and that means include
 _SOUND = [int(code) for code in (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED)]
@@ -325,9 +326,10 @@ def _theory(
     _mark(ax, curve, points, tint)
     label = f"band: ± {bars:g} s.e."
     drawing.band(ax, x, y - bars * error, y + bars * error, tint, label=label, **limits)
-    # a jump lies somewhere between the last point and recovery
+    # a jump may lie anywhere between the last point and recovery
     recovered = np.array([int(solution.result) == Result.RECOVERED for solution in curve])
-    ends = np.flatnonzero(recovered[1:] != recovered[:-1])
+    wide = np.abs(np.diff(y)) > _WIDE * np.nanmax(np.abs(y))
+    ends = np.flatnonzero((recovered[1:] != recovered[:-1]) & wide)
     for k in ends:
         ax.plot(x[k : k + 2], y[k : k + 2], color=tint, linestyle=":", linewidth=0.8)
     drawing.joined(ax, np.insert(x, ends + 1, np.nan), np.insert(y, ends + 1, np.nan), **look)
