@@ -292,9 +292,9 @@ def descent_theory(
             too: ∂M_pq(t)/∂M_pq(0), (steps + 1, P, P*), NaN where slopes jump (|z|: start at a small
             M).
         rate: κ, the learning rate of the summed loss, of order one, or one for each row (P,); or a
-            `smi.sgd.Rule` with loss, momentum, weight decay (Λ for a unit of α; a smaller last part
-            of an epoch decays as the others), projection, and
-            `smi.Gradient(batch_size=0.25, order=..)`, the share of the samples that a step uses; or
+            `smi.sgd.Rule(rate, gradient=smi.Gradient(loss=.., batch_size=0.25, order=..))`, the
+            batch as a share of the samples, with momentum, weight decay (Λ for a unit of α; a
+            smaller last part of an epoch decays as the others) and projection; or
             any transformation of optax that commutes with rotations and scales of the weights: SGD
             with momentum, Nesterov, weight decay, schedules.
         steps: Updates T.

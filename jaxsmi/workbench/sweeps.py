@@ -127,14 +127,17 @@ def sweep(
 def unconverged(grid: Grid, results: xarray.Dataset) -> str:
     """How many of the points that were solved did not converge, and what to try for the first; ""
     where all did."""
-    codes = results.result.values
-    codes = codes[(codes > Result.RECOVERED) & (results.message.values == "")]
+    failed = (results.result > int(Result.RECOVERED)) & (results.message == "")
+    codes = results.result.values[failed.values]
     if not codes.size:
         return ""
+    first = results.result[dict(zip(failed.dims, np.argwhere(failed.values)[0], strict=True))]
+    place = ", ".join(f"{name}={x.item()}" for name, x in first.coords.items())
     learner = isinstance(grid.settings.get("learner"), AbstractLearner)
     kind = "training" if grid.solver == "train" else "learner" if learner else "remedy"
     ended = f"{codes.size} of {results.result.size} points did not converge ({counts(codes)}; "
-    return f"{ended}select them by result > 1). The first one: {getattr(Result(codes[0]), kind)}"
+    said = getattr(Result(codes[0]), kind)
+    return f"{ended}select them by result > 1). The first one, {place}: {said}"
 
 
 def mean_error(values: xarray.DataArray, errors: xarray.DataArray) -> xarray.DataArray:

@@ -155,9 +155,10 @@ def test_points_that_did_not_converge_are_counted_and_selected(tmp_path):
     assert names == {int(code): code.name for code in Result}
     codes = np.array([Result.SUCCESS, Result.NONFINITE, Result.INVALID])
     table = xarray.Dataset({"result": ("alpha", codes), "message": ("alpha", ["", "", "no luck"])})
+    table = table.assign_coords(alpha=[0.5, 1.0, 2.0])
     descent = Grid(linear, ALPHAS, {"noise": NOISES}, 1, "train", {})
-    said = "1 of 3 points did not converge (NONFINITE; select them by result > 1). The first one: "
-    assert unconverged(descent, table) == said + Result.NONFINITE.training
+    said = "1 of 3 points did not converge (NONFINITE; select them by result > 1). The first one"
+    assert unconverged(descent, table) == f"{said}, alpha=1.0: " + Result.NONFINITE.training
     assert unconverged(descent, table.isel(alpha=[0, 2])) == ""
 
 

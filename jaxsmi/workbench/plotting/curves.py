@@ -356,7 +356,8 @@ def _means(
     _mark(ax, runs, points, look["color"])
     known = np.isfinite(points[1])
     sound = np.isin([int(run.result) for run in runs], _SOUND)
-    fair = np.array([np.mean(sound[known & (points[0] == a)]) >= 0.5 for a in points[0]])
+    at_same = (sound[known & (points[0] == a)] for a in points[0])
+    fair = np.array([2 * np.sum(x) >= len(x) for x in at_same])
     if np.any(few := known & sound & ~fair):
         small: dict[str, Any] = look | {"markersize": 2.5, "label": None, "gid": None}
         ax.plot(*points[:2, few], **small)
@@ -551,8 +552,8 @@ def risk_against_alpha(
             method is added.
         ax: Axes to draw in. Default None: new ones.
         quantity: "error" (the mean squared error of the plug-in predictor, of matrix models of the
-            matrix), "test_loss", "train_loss" or "energy"; with
-            `values` their name on the axis. Default "error".
+            matrix), "test_loss", "train_loss" or "energy"; with `values` their name on the axis.
+            Default "error".
         values: Other errors, of each curve those at its points, in their order: `[
             smi.generalization_error(student, curve, key=key, loss=smi.losses.misclassification) for
             student, curve in ..]`, the shares of wrong signs; or arrays, which have no bands, of a
@@ -743,10 +744,8 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
     for p in range(indices):
         index = f"index {p + 1}, " if indices > 1 else ""
         for k, (branch, jump) in enumerate(branches.items()):
-            alpha, Q = (
-                np.asarray(found.alpha),
-                np.asarray(getattr(found, branch))[:, p, p] / S[p, p],
-            )
+            alpha, overlap = np.asarray(found.alpha), np.asarray(getattr(found, branch))
+            Q = overlap[:, p, p] / S[p, p]
             gaps = jumps(alpha, Q)
             look = line(k) | {"label": f"{index}{branch}{number}", "gid": gid}
             look |= {"color": colour(p + call * indices)}
@@ -791,7 +790,8 @@ def sweep(table: xarray.Dataset, figure: Figure | None = None) -> Figure:
         The figure.
     """
     figure = _figure() if figure is None else figure
-    norm = table.overlap + table.covariance  # S
+    # Q + V is the second moment in theory; a solver of one's own may have no V
+    norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
     each, own = table.overlap / norm, table.stderr / norm
     squared = str(table.attrs.get("solver")).strip('"') in _MARKS
     if squared:
