@@ -5,7 +5,8 @@ the P·M fields, z = ω + V^{1/2} t, with p(y|z) = N(y; link(z), Δ I) for Gauss
 log p(y|z) the user gives. Labels of such a law are drawn by the user's sampler, or, if they are
 few, the k-th if u = Φ(ξ) is between Σ_{j<k} p(y_j|z) and Σ_{j<=k} p(y_j|z). Up to three fields:
 refined trapezoidal sums; more, and averages over labels of two and more: randomised nets; both
-through `numerics.refining.self_refining_moments`, which reports its error.
+through `numerics.refining.self_refining_moments`, which reports its error. One field with few
+labels whose probabilities jump or have kinks: Gauss-Legendre rules between these.
 """
 
 from __future__ import annotations
@@ -367,7 +368,7 @@ class IntegratedChannel(FibreChannel):
         fixed = lax.stop_gradient
         rules = _PIECE_NODES + _MORE_NODES * (len(edges) > _FEW_PIECES)
 
-        def moments(count: int, y: Array, mean: Array) -> tuple[Array, Array, Array]:
+        def integrals(count: int, y: Array, mean: Array) -> tuple[Array, Array, Array]:
             nodes, weights = legendre(count)
             # in t = (z - ω)/√V: from the point of a piece that is next to 0, at a distance of d,
             # the density falls by e^-(r² - d²)/2 up to a distance of r
@@ -393,7 +394,7 @@ class IntegratedChannel(FibreChannel):
             return logsumexp(each), *jnp.where(jnp.abs(moments) < rounding, 0.0, moments)
 
         def one(sample: tuple[Array, Array]) -> tuple[tuple[Array, Array, Array], ...]:
-            return tuple(moments(count, sample[0], sample[1][0, 0]) for count in rules)
+            return tuple(integrals(count, sample[0], sample[1][0, 0]) for count in rules)
 
         fine, *coarse = lax.map(one, (statistic, omega), batch_size=batch_size(omega))
         value, g, dg = fine[0], fine[1] / deviation, fine[2] / deviation**2

@@ -136,7 +136,7 @@ def theory_dtype() -> jnp.dtype:
         return jnp.dtype("float64")
     if not _warned:
         _warned = True
-        warnings.warn(_SINGLE, stacklevel=_users_level())
+        warnings.warn(_SINGLE, stacklevel=users_level())
     return jnp.dtype("float32")
 
 
@@ -154,7 +154,7 @@ def warn_of_single(warn: bool) -> None:
     _warned = not warn
 
 
-def _users_level() -> int:
+def users_level() -> int:
     """The `stacklevel`, seen from the caller, of the line that called the package."""
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
     packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import concrete, missing, theory_dtype
+from jaxsmi.core.arrays import concrete, missing, theory_dtype, users_level
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.results import RUNNING, Result, choose
@@ -319,7 +319,7 @@ def check_loss(model: AbstractModel, loss: Callable[[Array, Array], Array], dime
     if flat.any():
         rows = np.flatnonzero(flat).tolist()
         message = f"jaxsmi: rows {rows} of the weights have no gradient and do not move."
-        warnings.warn(message, stacklevel=4)  # 4: the caller of smi.train
+        warnings.warn(message, stacklevel=users_level())
 
 
 def check_settings(

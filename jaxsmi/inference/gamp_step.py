@@ -392,8 +392,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
         return on_devices(function, self.observations.mesh, arguments, _of_samples, out)
 
     def _draws(self, state: GampState) -> Draws | None:
-        """The random numbers of a step, of all samples at once: the same for any number of
-        devices."""
+        """Random numbers for all samples at once, the same in all steps, so that a run may end, and
+        for any number of devices."""
         if not self.compares:
             return None
         # 1: a stream of its own

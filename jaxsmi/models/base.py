@@ -29,6 +29,7 @@ from jaxsmi.core.arrays import (
     missing_array,
     precision_of,
     theory_dtype,
+    users_level,
 )
 from jaxsmi.core.data import Dataset, HasTeacher
 from jaxsmi.core.display import constructor_repr
@@ -67,7 +68,9 @@ def warn_of_inputs(model: AbstractModel, data: Dataset, consequence: str = _RUN_
     message = data.second_moments(quick=True).message
     if message:
         assumed = "message passing assumes inputs of iid entries of mean zero and variance one"
-        warnings.warn(f"{assumed}; these are not: {message}. {consequence}", stacklevel=4)
+        warnings.warn(
+            f"{assumed}; these are not: {message}. {consequence}", stacklevel=users_level()
+        )
     return bool(message)
 
 

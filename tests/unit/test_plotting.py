@@ -505,6 +505,9 @@ def test_runs_of_another_model_are_refused(learner):
     curve.plot(runs=table.sel(noise=0.1))
     with pytest.raises(ValueError, match=r"^runs \(gamp\): got runs of another model; allowed"):
         curve.plot(runs=table.sel(noise=0.2))
+    # message passing itself gives the prior of a run another norm: nothing is known of its model
+    run = dataclasses.replace(curve.solutions[0], kind="gamp", model=smi.links.linear(0.2))
+    curve.plot(runs=[run])
 
 
 def test_a_sweep_has_error_bands():

@@ -234,19 +234,13 @@ def _check_owners(runs: Sequence[Solution], *of_curve: str) -> None:
 
 
 def _check_models(curve: Sequence[Solution], runs: Sequence[Solution]) -> None:
-    """Refuse runs of another model than the curve's, as far as these are known."""
-    known = {_hash_of(x) for x in (*curve[:1], *runs)} - {None}
+    """Refuse runs of a table of another model than the curve's. Models of runs themselves may
+    differ: `gamp` gives their prior the norm that labels imply."""
+    stored = lambda x: float(x.history.get(MODEL_HASH, np.nan))
+    own = [stored(x) if x.model is None else model_hash(x.model) for x in curve[:1]]
+    known = {x for x in (*own, *map(stored, runs)) if np.isfinite(x)}
     allowed = "runs of the model of the curve, with the same noise and prior"
     check(len(known) < 2, "runs (gamp)", "runs of another model", allowed)
-
-
-def _hash_of(solution: Solution) -> int | None:
-    """That of the numbers of the model; of a run of a learner the model is its student."""
-    if (stored := np.asarray(solution.history.get(MODEL_HASH, np.nan))) > 0:
-        return int(stored)
-    own = solution.kind in _THEORY or type(solution) is Solution
-    own = own and solution.model is not None
-    return model_hash(solution.model) if own else None
 
 
 def _names(solutions: Sequence[Solution]) -> list[str]:
