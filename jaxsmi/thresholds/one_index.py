@@ -70,7 +70,8 @@ class _Points(NamedTuple):
     @property
     def replicas(self) -> np.ndarray:
         """α (n, R) of each net."""
-        return np.exp(self.x)[:, None] / self.response
+        with np.errstate(divide="ignore"):  # no point of a net is next to a jump: α = inf
+            return np.exp(self.x)[:, None] / self.response
 
 
 class Sizes(NamedTuple):
