@@ -102,7 +102,8 @@ class Response(eqx.Module):
             statistical error.
         jacobian: d mean_{ab} / d Q_{cd}, (P, P, P, P).
         log_partition: E log Z_out from each net, (R,).
-        error: Error of `mean` from inner integrals on grids (random nodes differ from net to net).
+        error: Error of `mean` (P, P) from inner integrals on grids (random nodes differ from net to
+            net).
         inaccurate: Fraction of samples whose inner integral missed its tolerance.
     """
 
@@ -284,10 +285,11 @@ def response_of(
     values = jnp.where(weight > 0.0, weight * post.log_partition, 0.0)
     log_partition = jnp.mean(values.reshape(nets, -1), axis=1)
     missed = post.error > channel.averaging.tolerance
-    # δ(g gᵀ) = 2 g δg, with an error of g relative to 1 + |g|
-    size = jnp.max(jnp.abs(post.g), axis=(1, 2))
-    error = 2.0 * jnp.mean(jnp.where(missed, 0.0, weight * size * (1.0 + size) * post.error))
-    error = error if post.halves is None else jnp.zeros_like(error)
+    # δ(g gᵀ) = g δgᵀ + δg gᵀ, with an error of all entries of g relative to 1 + max|g|
+    relative_to = 1.0 + jnp.max(jnp.abs(post.g), axis=(1, 2))
+    off = jnp.where(missed, 0.0, weight * relative_to * post.error)
+    error = jnp.mean(off[:, None] * jnp.linalg.norm(post.g, axis=2), axis=0)
+    error = error[:, None] + error if post.halves is None else jnp.zeros((P, P), off.dtype)
     share = jnp.mean(jnp.where(missed, weight, 0.0))
     return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, share)
 

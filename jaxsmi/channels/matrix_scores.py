@@ -128,7 +128,7 @@ class AbstractScores(AbstractChannel):
         # equal replicas have no spread: the statistical error of a closed form is zero
         log_partition = jnp.broadcast_to(self.mean_log_partition(q, v), (nets,))
         replicas = jnp.broadcast_to(mean, (nets, 1, 1))
-        return Response(mean, replicas, slope.reshape(1, 1, 1, 1), log_partition, zero, zero)
+        return Response(mean, replicas, slope.reshape(1, 1, 1, 1), log_partition, 0.0 * mean, zero)
 
 
 class LinearScores(AbstractScores):

@@ -99,8 +99,8 @@ class PullbackChannel(AbstractChannel):
         # Q and V of the coordinates; one factor of two more for each derivative in Q
         scale = self.scale
         r = self.inner.response(scale * Q, scale * V, **settings)
-        scaled = (scale**2 * r.mean, scale**2 * r.replicas, scale**3 * r.jacobian)
-        return eqx.tree_at(lambda r: (r.mean, r.replicas, r.jacobian), r, scaled)
+        scaled = (*(scale**2 * x for x in (r.mean, r.replicas, r.error)), scale**3 * r.jacobian)
+        return eqx.tree_at(lambda r: (r.mean, r.replicas, r.error, r.jacobian), r, scaled)
 
 
 def pulled_back(post: Posterior, basis: np.ndarray, scale: float) -> Posterior:

@@ -332,7 +332,7 @@ class OverlapMap(AbstractOrderMap):
             -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(jacobian),  # dQ = -dV
             value + jax.vmap(lambda R: pull(precision(R) - Qhat))(response.replicas),
             response.inaccurate,
-            jnp.abs(pull(self.alpha * response.error * jnp.eye(V.shape[0], dtype=V.dtype))),
+            jnp.abs(pull(self.alpha * self.restrict(response.error))),
         )
 
     def _restrict_tensor(self, J: Array) -> Array:

@@ -94,7 +94,7 @@ def _points(model: AbstractModel, x: Array, sizes: Sizes) -> _Points:
             jnp.minimum(Q, S - V), V, key=key, points=points, nets=nets, tangents=False
         )
         f, R = prior.entropy_term(Q, Qhat), response.replicas[:, 0, 0]
-        return _Points(x, Q[0, 0], f, R, response.log_partition, response.error / jnp.mean(R))
+        return _Points(x, Q[0, 0], f, R, response.log_partition, response.error[0, 0] / jnp.mean(R))
 
     return lax.map(one, x)
 
