@@ -540,7 +540,7 @@ class ClosedFormChannel(AbstractChannel):
 
 
 def batch_size(omega: Array) -> int:
-    """Samples at once."""
+    """How many samples are worked on at once."""
     # 4096 at once: some megabytes of intermediate values, and enough to fill vector units
     return min(4096, omega.shape[0])
 

@@ -163,16 +163,15 @@ def state_evolution(
         unset = averages.points is None and averages.nets is None
         allowed = "None for this matrix model, whose theory needs no random points"
         check(unset, "averages", averages, allowed)
-    problem = kind.of(Arguments(model, alpha, key, start, averages, learner))
-    solution = solve(problem, iteration, progress)
+    order_map, x = kind.of(Arguments(model, alpha, key, start, averages, learner))
+    solution = solve(order_map, x, iteration, progress)
     return solution if learner is None else dataclasses.replace(solution, learner=learner)
 
 
 def solve(
-    problem: tuple[AbstractOrderMap, PyTree], iteration: Iteration, progress: bool
+    order_map: AbstractOrderMap, start: PyTree, iteration: Iteration, progress: bool
 ) -> Solution:
-    """The fixed point of a map from its start."""
-    order_map, start = problem
+    """Iterate a map of order parameters from its start to its fixed point."""
     steps = iteration.max_steps or _MAX_STEPS
     tolerance = order_map.tolerance if iteration.tolerance is None else iteration.tolerance
     tolerance = jnp.asarray(tolerance, theory_dtype())
@@ -251,18 +250,18 @@ def noiseless_limit(
     nets: list[Array] = []
     for channel in noisy(model.channel, steps):
         with_noise = eqx.tree_at(lambda m: m.channel, model, channel)
-        problem, V0 = OverlapMap.of(Arguments(with_noise, alpha, key, start, averages))
-        solutions.append(solve((problem, V0), iteration, progress))
-        nets.append(_replicas(problem, solutions[-1].covariance))
+        order_map, V0 = OverlapMap.of(Arguments(with_noise, alpha, key, start, averages))
+        solutions.append(solve(order_map, V0, iteration, progress))
+        nets.append(_replicas(order_map, solutions[-1].covariance))
     V = limit(steps, jnp.stack(nets, axis=1))
     statistical = standard_error(V.replicas)
-    S = problem.second_moment
+    S = order_map.second_moment
     overlap = positive_part(S - positive_part(V.value))
     codes = jnp.stack([solution.result for solution in solutions])
     code = worst(codes)
     lost = (code == Result.INVALID) | (code == Result.NONFINITE)
     ended = lost | jnp.any((codes == Result.MAX_STEPS) | (codes == Result.DIVERGED))
-    numbers = problem.numbers(S - overlap)
+    numbers = order_map.numbers(S - overlap)
     return dataclasses.replace(
         solutions[-1],
         **{name: jnp.where(lost, missing(), number) for name, number in numbers.items()},
@@ -273,10 +272,10 @@ def noiseless_limit(
 
 
 @eqx.filter_jit
-def _replicas(problem: OverlapMap, V: Array) -> Array:
+def _replicas(order_map: OverlapMap, V: Array) -> Array:
     """The fixed point V by the points of each net (R, P, P), to first order."""
-    problem, V = frozen((problem, V))
-    spread = problem.evaluate(V)
+    order_map, V = frozen((order_map, V))
+    spread = order_map.evaluate(V)
     apart = spread.replicas - jnp.mean(spread.replicas, axis=0)
     return V + jax.vmap(lambda F: resolvent(spread.jacobian, F))(apart)
 

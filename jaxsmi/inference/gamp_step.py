@@ -187,7 +187,7 @@ class Task(NamedTuple):
         responder: Its responses, from that model with the norm estimated from the labels.
         risk: None for the posterior of the model.
         precision: The estimate of A.
-        dampings: Of a run, and of further ones while they diverge.
+        dampings: The damping of the run, and of the runs that follow while they diverge.
         check_labels: Raises a ValueError for labels that it cannot take.
         calibrate: A, b and V are calibrated by the data.
         adaptive: The damping of a run is chosen on its way.
@@ -202,6 +202,11 @@ class Task(NamedTuple):
     # of learners other than Bayes: calibration is by the posterior of the model, not by theirs
     calibrate: bool = False
     adaptive: bool = True
+
+    @property
+    def bayes(self) -> bool:
+        """The learner is the posterior of the model."""
+        return self.risk is None
 
 
 class FieldUpdate(NamedTuple):
@@ -227,10 +232,9 @@ class Messages(NamedTuple):
 
 
 class Bethe(NamedTuple):
-    """What the messages at the end of a run say of it (`GampIteration.bethe`): its Bethe
-    `free_entropy`, the `stability`, and the `direction` (P, P) of fastest growth, of trace one;
-    whether the messages are `rescaled` there by their calibration; and the `estimate` Ŵ by them,
-    without damping."""
+    """Numbers of the end of a run (`GampIteration.bethe`): the Bethe `free_entropy`, the
+    `stability`, the `direction` (P, P) of fastest growth, of trace one, whether calibration
+    `rescaled` the messages, and the `estimate` Ŵ of an undamped step."""
 
     free_entropy: Array
     stability: Array
@@ -269,8 +273,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
         return GeometricDecay(largest, slowest=0.98, spread=0.1, steps=10)
 
     @property
-    def compares(self) -> bool:
-        """Labels are compared with those that a run believes in."""
+    def compares_labels(self) -> bool:
+        """Each step compares the labels with labels that it draws from its own posterior."""
         return self.calibrate and self.observations.model.channel.drawable
 
     # The interface of a solver
@@ -394,7 +398,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
     def _draws(self, state: GampState) -> Draws | None:
         """Random numbers for all samples at once, the same in all steps, so that a run may end, and
         for any number of devices."""
-        if not self.compares:
+        if not self.compares_labels:
             return None
         # 1: a stream of its own
         key = jax.random.fold_in(self.key, 1)
@@ -531,8 +535,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
 
 def _of_samples(arguments: tuple[Any, ...]) -> list[Array]:
-    """The arrays with a leading axis of samples, of a problem, a state and random numbers."""
-    problem, state, numbers, *_ = arguments
-    fields = [x for s in (problem.start, state) for x in (s.onsager, s.g, s.omega)]
+    """The arrays with a leading axis of samples, of a solver, its state and random numbers."""
+    solver, state, numbers, *_ = arguments
+    fields = [x for s in (solver.start, state) for x in (s.onsager, s.g, s.omega)]
     drawn = [] if numbers is None else [*numbers]
-    return [*problem.observations.of_samples, *fields, *drawn]
+    return [*solver.observations.of_samples, *fields, *drawn]

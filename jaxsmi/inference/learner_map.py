@@ -171,9 +171,9 @@ class AbstractLearnerMap(AbstractOrderMap):
         use_parts = _differ(self.answers_at(run), _SUSPECT)
         if concrete(use_parts) and bool(use_parts):
             return self, run
-        problem = self.with_parts(use_parts)
-        end = problem.iterate(run.state.x, settings)
-        return problem, Run(end.state, run.step + end.step, end.result, run.history)
+        order_map = self.with_parts(use_parts)
+        end = order_map.iterate(run.state.x, settings)
+        return order_map, Run(end.state, run.step + end.step, end.result, run.history)
 
     def answers_at(self, run: Run[AndersonState]) -> LearnerAverages:
         """Averages over labels at the end of a run."""
@@ -209,10 +209,10 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         points_per_net, nets = averages.sizes(_POINTS, NETS, 4)
         # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
         use_parts = jnp.asarray(student.regularity.kinks or student.regularity.jumps)
-        problem = cls(teacher, alpha, key, student, points_per_net, nets, use_parts)
-        x = problem._initial(start)
+        order_map = cls(teacher, alpha, key, student, points_per_net, nets, use_parts)
+        x = order_map._initial(start)
         alpha = nan_unless(alpha, validate.valid(teacher), validate.valid(x))
-        return eqx.tree_at(lambda p: p.alpha, problem, alpha), x
+        return eqx.tree_at(lambda p: p.alpha, order_map, alpha), x
 
     def _initial(self, start: Start) -> OrderParameters:
         """Validate the initial order parameters; NaN where traced ones are not admissible."""
@@ -343,8 +343,8 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         for larger in np.geomspace(_EASY_RIDGE, size, _RIDGES):
             # V is of the order 1/λ where labels can be fitted, and stays there
             x = eqx.tree_at(lambda x: x.covariance, x, x.covariance * last / larger)
-            problem = eqx.tree_at(lambda p: p.learner.ridge, self, ridge * (larger / size))
-            run = problem.iterate(x, settings)
+            order_map = eqx.tree_at(lambda p: p.learner.ridge, self, ridge * (larger / size))
+            run = order_map.iterate(x, settings)
             x, last = run.state.x, larger
         return run
 

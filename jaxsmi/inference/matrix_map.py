@@ -148,16 +148,16 @@ class PrecisionMap(AbstractOrderMap):
 
 
 @eqx.filter_jit
-def _solved(problem: PrecisionMap, steps: int) -> Run[_Root]:
+def _solved(order_map: PrecisionMap, steps: int) -> Run[_Root]:
     """The root between q̂ = α f(q(0)), below which no root lies as f grows, and the largest q̂."""
-    model = problem.model
-    valid = jnp.isfinite(problem.alpha) & (problem.alpha > 0.0)
-    alpha = jnp.where(valid, problem.alpha, 1.0)
-    problem = eqx.tree_at(lambda p: p.alpha, problem, alpha)
+    model = order_map.model
+    valid = jnp.isfinite(order_map.alpha) & (order_map.alpha > 0.0)
+    alpha = jnp.where(valid, order_map.alpha, 1.0)
+    order_map = eqx.tree_at(lambda p: p.alpha, order_map, alpha)
     start = jnp.ones((), alpha.dtype)  # V at q̂ = 0
     lowest = jnp.log(alpha) + jnp.log(_information(model, start))
     highest = jnp.log(jnp.asarray(_MAX_PRECISION, alpha.dtype))
-    x, beyond = roots.root(lambda x: x - problem(x)[0], lowest, highest)
+    x, beyond = roots.root(lambda x: x - order_map(x)[0], lowest, highest)
     recovered = (alpha >= model.recovery_alpha) | (beyond & jnp.isfinite(model.recovery_alpha))
     # where all is recovered any number at which the map is finite will do
     x = jnp.where(recovered, lowest, x)
@@ -233,10 +233,10 @@ class _Estimate(NamedTuple):
 
 
 @eqx.filter_jit
-def _with_response(problem: MatrixLearnerMap, x: Array) -> Array:
+def _with_response(order_map: MatrixLearnerMap, x: Array) -> Array:
     """Solve for V at fixed e first. From a large V the iteration oscillates: the precision is
     small, the penalty zeroes the matrix, V returns to zero."""
-    rise = lambda v: v - problem(x.at[1].set(v))[0][1]
+    rise = lambda v: v - order_map(x.at[1].set(v))[0][1]
     low, high = (jnp.full((), sign * jnp.log(_MAX_RESPONSE), x.dtype) for sign in (-1.0, 1.0))
     return x.at[1].set(roots.root(rise, low, high)[0])
 
@@ -270,10 +270,10 @@ class MatrixLearnerMap(AbstractLearnerMap):
             parts = jnp.asarray(fields.regularity.jumps)
             labels = LabelAverages(labelled, fields, alpha, key, points, nets, parts)
             e = 0.2 * e
-        problem = cls(teacher, alpha, key, learner, labels)
-        V = jnp.minimum(1.0 / (problem.learner.ridge + problem.learner.nuclear), _MAX_RESPONSE)
+        order_map = cls(teacher, alpha, key, learner, labels)
+        V = jnp.minimum(1.0 / (order_map.learner.ridge + order_map.learner.nuclear), _MAX_RESPONSE)
         V = V if labels is None else jnp.minimum(V, 0.5)
-        return problem, _coordinates(e, V, jnp.zeros_like(e))
+        return order_map, _coordinates(e, V, jnp.zeros_like(e))
 
     # Averages over labels
 

@@ -1,13 +1,14 @@
 r"""Generalised approximate message passing on a data set: one engine for every model and learner.
 
-    prepare     the learner's task (learner_passing.py), the start, one `GampIteration`
-    iterate     its steps (gamp_step.py) in the loop of core/driver.py. A run that converges where
-                the fixed point is unstable on the data goes on along the unstable direction; one
-                that diverges restarts with more damping (both outside jit)
+    prepare     the learner's task (learner_passing.py), a start (gamp_starts.py), one
+                `GampIteration`
+    iterate     its steps (gamp_step.py) in the loop of core/driver.py. Outside jit, a run that
+                converges where the fixed point is unstable on the data goes on along the unstable
+                direction, and one that diverges is repeated with more damping
     finish      V that falls to zero is perfect recovery only if the estimate reproduces the labels.
                 If a row ends with less than half the overlap theory gives its spectral estimate,
                 the spectral start is returned
-    best_end    of several starts, the end with the largest Bethe free entropy
+    compare     of several starts, the end with the largest free entropy is taken (gamp_ends.py)
 
 Source: [Rangan11], [TCDKZ25], [theory: multi-index, Eqs. (35) to (46); spectral, section 5].
 """
@@ -16,33 +17,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import (
     PyTree,
-    array_module,
     concrete,
     missing,
     missing_array,
-    nan_unless,
     theory_dtype,
 )
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.driver import Run, init_run, run_solver
 from jaxsmi.core.options import Bayes, Iteration, Record, Start
 from jaxsmi.core.results import RUNNING, Result, choose
-from jaxsmi.core.solution import Ends, LearnerSolution, Solution
+from jaxsmi.core.solution import LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.corrections import SIGNIFICANT
+from jaxsmi.inference.gamp_ends import SAME_END, best_end, disagree
+from jaxsmi.inference.gamp_starts import FURTHER_SIZES, default_starts, make_start, streams
 from jaxsmi.inference.gamp_step import (
     Bethe,
     GampIteration,
@@ -50,21 +49,14 @@ from jaxsmi.inference.gamp_step import (
     GampState,
     Observations,
     Risk,
-    SideInformation,
     Task,
     contract,
 )
 from jaxsmi.inference.learner_passing import learner_task
-from jaxsmi.inference.spectral import (
-    REGULARISATION,
-    spectral_start,
-    with_estimated_norm,
-)
 from jaxsmi.learners.base import AbstractLearner, BayesResponder
 from jaxsmi.models.base import (
     AbstractModel,
     check_data,
-    is_centred,
     model_argument,
     warn_of_inputs,
 )
@@ -73,30 +65,17 @@ from jaxsmi.numerics.linear_algebra import sqrt_psd
 _MAX_STEPS = 300
 # of Ŵ: its fluctuations at finite D are larger, of order 1/√D
 _TOLERANCE = 1e-4
-_TINY = 1e-3  # size of a random start: Q = 1e-6 is below what labels resolve at any finite D
-# size of a learner's random start: a tiny one fails where the loss is not convex
-_LEARNER_SIZE = 0.5
-_INFORMED = 0.99  # side information λ of an informed start
-_PARITY_FIELDS = 64  # fields at which the parity of a link is looked at
-# Posterior means share with the spectral estimate what that shares with itself; half of it leaves
-# room for fluctuations at small D.
+# A row regressed if it keeps less than this share of the overlap of its spectral estimate. A
+# posterior mean keeps all of it; half leaves room for fluctuations at small D.
 _MIN_KEPT = 0.5
-_NO_ROW = 1e-6  # of the whole estimate: a row that is none
-_MISFIT = 4.0  # a ratio of labels' distances: V is off by as much, or by more
-_UNEXPLAINED = 0.02  # of the labels' variance: the estimate does not reproduce noiseless labels
-_KICKS = 3  # of a run that stands at unstable points (empirical: one is enough)
-_KICK = 0.1  # its size: Q changes by 0.01 in the unstable direction
-_KICKED, _OTHER_STARTS = 1000, 2000  # streams of keys
-_KNOWN = 0.02  # of S: a row of which less is known has no direction
-_AGREE = 0.9  # squared cosine of two estimates that are one (sound runs: above 0.998)
-_SAME = 1.0  # nats between ends that are the same
-_LOOPS = 3.0  # times their size: where free entropies tell ends apart (docs/print.md, section 4)
-# Sizes of random matrix starts, about the chance overlap. Smaller starts grew without the teacher:
-# 0 of 8 runs at d = 60 learned, with these 3 of 8.
-_MATRIX_SIZES = (0.1, 0.3)
-_FURTHER_SIZES = (0.3, 1.0)  # of random starts where ends disagree: larger ones end elsewhere
+_EMPTY_ROW = 1e-6  # a row with less than this share of the norm of the estimate is not compared
+_MISFIT = 4.0  # labels missed by so many times what V allows: the run is overconfident
+_UNEXPLAINED = 0.02  # noiseless labels missed by this share of their variance: no recovery
+_KICKS = 3  # how often a run goes on from an unstable point (empirical: once is enough)
+_KICK = 0.1  # size of the noise added there: Q changes by 0.01 in the unstable direction
+_KICK_STREAM, _START_STREAM = 1000, 2000  # streams of keys
+# a run with one of these codes is repeated with more damping
 _DAMP_MORE_AFTER = (Result.DIVERGED, Result.NONFINITE, Result.OVERCONFIDENT)
-_FAILED = (*_DAMP_MORE_AFTER, Result.INVALID, Result.REGRESSED)
 
 
 @validate.explained
@@ -213,14 +192,14 @@ def gamp(
     if iteration.damping is not None:
         task = task._replace(dampings=(iteration.damping,), adaptive=False)
     key = validate.key("key", key)
-    data = check_data(model, data, teacher=task.risk is None)
+    data = check_data(model, data, teacher=task.bayes)
     task.check_labels(data.labels)
     label = f"GAMP, D={data.dimension}, N={data.samples}" if progress else None
     choice = start.weights if isinstance(start.weights, tuple) else (start.weights,)
     check(len(choice) > 0, "start", start.weights, "a start, or a tuple of several")
     default = len(choice) == 1 and choice[0] is None
     at_fault = warn_of_inputs(model, data)
-    choice = _default_starts(task, start, data) if default else choice
+    choice = default_starts(task, start, data) if default else choice
     # the spectral start runs first: the others take from it the norm that the labels imply
     spectral = lambda item: isinstance(item[1], str) and item[1] == "spectral"
     remaining = sorted(enumerate(choice), key=lambda item: not spectral(item))
@@ -228,11 +207,11 @@ def gamp(
     while remaining:
         place, weights = remaining.pop(0)
         number = len(ends) if several else None
-        solver = _solver(task, data, key, start, weights, number, iteration, function)
+        solver = _make_solver(task, data, key, start, weights, number, iteration, function)
         task = task._replace(model=solver.observations.model)
-        ends[place] = _solve(solver, task, start, every, label, key, several)
-        if default and len(ends) == 2 and _disagree([*ends.values()]):
-            remaining = [*enumerate(_FURTHER_SIZES, start=2)]
+        ends[place] = _run_and_repeat(solver, task, start, every, label, key, several)
+        if default and len(ends) == 2 and disagree([*ends.values()]):
+            remaining = [*enumerate(FURTHER_SIZES, start=2)]
     # several by default: zero is a fixed point, so that it is an end to compare with
     nothing = _unlearned(solver.observations, solver.key) if default and several else None
     end = best_end([ends[place] for place in sorted(ends)], nothing)
@@ -254,7 +233,7 @@ def _blame_inputs(end: Solution) -> Solution:
 # Prepare
 
 
-def _solver(
+def _make_solver(
     task: Task,
     data: Dataset,
     key: PRNGKeyArray,
@@ -266,11 +245,11 @@ def _solver(
 ) -> GampIteration:
     """The solver of a start, from validated arguments; `number`: of several, as they run."""
     # another stream than that of `sample`: with one key for both, the start would be the teacher
-    of_start = jax.random.fold_in(key, _OTHER_STARTS + number) if number else key
-    *start_keys, _ = _streams(of_start)
-    begin = _begin(task, data, start_keys, weights, start)
+    of_start = jax.random.fold_in(key, _START_STREAM + number) if number else key
+    *start_keys, _ = streams(of_start)
+    begin = make_start(task, data, start_keys, weights, start)
     spectral = begin.spectral
-    if number is not None and task.risk is None and spectral is None:
+    if number is not None and task.bayes and spectral is None:
         # the estimate of a random start is zero: all are one program
         spectral = jnp.zeros_like(begin.state.weights)
     tolerance = _TOLERANCE if iteration.tolerance is None else iteration.tolerance
@@ -283,25 +262,13 @@ def _solver(
         damping=jnp.asarray(task.dampings[0], theory_dtype()),
         tolerance=jnp.asarray(tolerance, theory_dtype()),
         significance=jnp.asarray(SIGNIFICANT, theory_dtype()),
-        key=_streams(key)[-1],
+        key=streams(key)[-1],
         record=record,
         precision=task.precision,
         calibrate=task.calibrate,
         adaptive=task.adaptive,
         max_steps=iteration.max_steps or _MAX_STEPS,
     )
-
-
-def _default_starts(task: Task, start: Start, data: Dataset) -> tuple[Any, ...]:
-    """One start if E[z|y] is not zero, else two: a spectral and a random
-    one, or for a matrix two random ones."""
-    if task.risk is not None:
-        return (_LEARNER_SIZE,)
-    _, fields = task.model.design.shapes(data.inputs.shape)
-    if start.aided or not _labels_are_even(task.model, fields[1:]):
-        return (_TINY,)
-    spectral = task.model.unsupported_reason("spectral") is None
-    return ("spectral", _TINY) if spectral else _MATRIX_SIZES
 
 
 def _bayes_task(model: AbstractModel, learner: Bayes) -> Task:
@@ -324,158 +291,11 @@ def _bayes_task(model: AbstractModel, learner: Bayes) -> Task:
     )
 
 
-@jax.jit
-def _streams(key: PRNGKeyArray) -> tuple[PRNGKeyArray, ...]:
-    """The keys of the start, of its side information, and of the run."""
-    keys = jax.random.split(jax.random.fold_in(key, 1), 3)
-    return keys[0], keys[1], keys[2]
-
-
-class _GampStart(NamedTuple):
-    """The start of a run: the `observations` (their prior with the norm estimated from the
-    labels), the `state`, `side` information, and the `spectral` estimate (P, D) if there is one."""
-
-    observations: Observations
-    state: GampState
-    side: SideInformation
-    spectral: Array | None = None
-
-
-def _begin(
-    task: Task, data: Dataset, keys: list[PRNGKeyArray], init: Any, start: Start
-) -> _GampStart:
-    """The start of a run from `init`. `keys`: of its random part, and of the spectral estimate or
-    of side information."""
-    model, bayes = task.model, task.risk is None
-    word = init if isinstance(init, str) else None
-    if word == "spectral" and bayes:
-        strength = start.side_information
-        check(not start.aided, "side_information", strength, "0 with start='spectral'")
-        return _spectral(model, data, keys)
-    signal, fields = model.design.shapes(data.inputs.shape)
-    observed = lambda strength: SideInformation(
-        *model.prior.side_information(keys[1], _teacher_signal(model, data), strength)
-    )
-    side = observed(start.side_information) if start.aided else None
-    if isinstance(init, Solution | GampState):
-        state = _continued(init, signal, fields)
-    else:
-        if word == "informed" and bayes:
-            A, b = observed(jnp.asarray(_INFORMED, theory_dtype()))
-            estimate = model.prior.posterior(b, A)
-        else:
-            # a minimiser has no posterior mean: it starts at the teacher itself
-            init = _teacher_signal(model, data) if word == "informed" else init
-            estimate = _estimate(model, signal, init, side, keys[0])
-        state = GampState.start(*estimate, fields)
-    observations = Observations.of(model, data, task.responder(model))
-    return _GampStart(observations, state, _no_side(state) if side is None else side)
-
-
-def _continued(
-    start: Solution | GampState, signal: tuple[int, ...], fields: tuple[int, ...]
-) -> GampState:
-    """The state to continue from."""
-    allowed = "a solution of gamp or spectral, which has a state to continue from"
-    state = start.state if isinstance(start, Solution) else start
-    state = validate.instance("start", state, GampState, allowed)
-    allowed = f"the state of a run with weights of shape {signal} on {fields[0]} samples"
-    fits = (state.weights.shape, state.g.shape) == (signal, fields)
-    check(fits, "start", f"weights {state.weights.shape} on {len(state.g)} samples", allowed)
-    return state
-
-
-def _estimate(
-    model: AbstractModel,
-    signal: tuple[int, ...],
-    init: ArrayLike | str,
-    side: SideInformation | None,
-    key: PRNGKeyArray,
-) -> tuple[Array, Array]:
-    """Ŵ and C of a random start of the size `init`, or at the signal `init`."""
-    allowed = f"a positive number, 'spectral', 'informed', or an array {signal}"
-    value = validate.array("start", init, allowed, shape=signal, scalar=True)
-    whole = value.ndim > 0
-    xp = array_module(value)
-    # zero is a fixed point of even labels, unless side information adds to it
-    valid = xp.any(xp.asarray(value) != 0.0) | (side is not None)
-    valid = valid & (whole | xp.all(xp.asarray(value) >= 0.0))
-    check(valid, "start", value, "a number > 0, or weights that are not all zero")
-    value = nan_unless(value, valid)
-    size = jnp.zeros((), value.dtype) if whole else value
-    if side is None:
-        weights, covariance = _random_start(model.prior, key, signal, size)
-    else:
-        weights, covariance = model.prior.posterior(side.b, side.precision)
-        weights = weights + size * jax.random.normal(key, signal, theory_dtype())
-    return value if whole else weights, covariance
-
-
-# compiled: from outside jit one program, not one an operation
-_random_start = eqx.filter_jit(lambda prior, key, shape, size: prior.start(key, shape, size))
-
-
-def _no_side(state: GampState) -> SideInformation:
-    return SideInformation(jnp.zeros_like(state.covariance), jnp.zeros_like(state.weights))
-
-
-def _teacher_signal(model: AbstractModel, data: Dataset) -> Array:
-    """The teacher of the data, as a signal of message passing."""
-    allowed = "a teacher, for side information or an informed start"
-    check(data.teacher is not None, "data.teacher", None, allowed)
-    assert data.teacher is not None
-    return model.student.teacher_signal(data.teacher).astype(theory_dtype())
-
-
-def _labels_are_even(model: AbstractModel, fields_of_one: tuple[int, ...]) -> bool:
-    """True if labels carry no first-order signal of W, judged by parity, and the prior has mean
-    zero."""
-    if not model.channel.drawable:
-        return False
-    with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
-        shape = (_PARITY_FIELDS, *fields_of_one)
-        fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
-        both = (_even(model.channel, fields), is_centred(model))
-    return concrete(both) and all(map(bool, both))
-
-
-# compiled, the fields an argument: constants would be worked on one operation after the other
-@eqx.filter_jit
-def _even(channel: AbstractChannel, fields: Array) -> Array:
-    """Labels stay the same where all fields (n, P, M) change their sign."""
-    labels, mirrored = (jax.vmap(channel.link)(z) for z in (fields, -fields))
-    rounding = 64.0 * jnp.finfo(labels.dtype).eps * jnp.max(jnp.abs(labels))
-    return jnp.max(jnp.abs(labels - mirrored)) <= rounding
-
-
-def _spectral(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> _GampStart:
-    """The spectral start; where nothing is learned, a random one. A ValueError (weights NaN where
-    traced) for a prior with a mean, and for labels that depend on W at first order."""
-    allowed = "a positive number, 'informed' or an array, for this model"
-    check(model.unsupported_reason("spectral") is None, "start", "spectral", allowed)
-    centred = is_centred(model)
-    check(centred, "start", "spectral", allowed)
-    observations = Observations.of(with_estimated_norm(model, data, None), data)
-    start = spectral_start(observations, keys[1], jnp.asarray(REGULARISATION, theory_dtype()))
-    allowed = "a positive number, as a spectral start needs labels with E[z|y] = 0"
-    check(~start.has_linear_signal, "start", "spectral", allowed)
-    size = jnp.where(start.has_linear_signal | ~centred, jnp.nan, _TINY)
-    state = _noisy(start.state, keys[0], size)
-    return _GampStart(observations, state, _no_side(state), start.state.weights)
-
-
-@eqx.filter_jit
-def _noisy(state: GampState, key: PRNGKeyArray, size: Array) -> GampState:
-    """The state with something tiny in all directions."""
-    noise = size * jax.random.normal(key, state.weights.shape, state.weights.dtype)
-    return dataclasses.replace(state, weights=state.weights + noise)
-
-
 # Iterate
 
 
-def _solve(
-    problem: GampIteration,
+def _run_and_repeat(
+    solver: GampIteration,
     task: Task,
     start: Start,
     every: int,
@@ -489,19 +309,19 @@ def _solve(
     taken if it converged with a larger free entropy. (Of `several` starts the ends are compared
     anyway.)
     """
-    numbers = (problem.start.weights, start.side_information, problem.damping, problem.tolerance)
+    numbers = (solver.start.weights, start.side_information, solver.damping, solver.tolerance)
     valid = validate.valid((task.model, task.risk, numbers))
 
-    def end_of(problem: GampIteration) -> tuple[Solution, Array]:
-        problem, run, bethe = _iterate(problem, every, label, key)
-        return _finish(problem, run, bethe, task.risk, key, valid), bethe.rescaled
+    def end_of(solver: GampIteration) -> tuple[Solution, Array]:
+        solver, run, bethe = _run(solver, every, label, key)
+        return _finish(solver, run, bethe, task.risk, key, valid), bethe.rescaled
 
-    solution, rescaled = end_of(problem)
+    solution, rescaled = end_of(solver)
     for more in task.dampings[1:]:
         if not (concrete(solution.result) and int(solution.result) in _DAMP_MORE_AFTER):
             break
-        problem = dataclasses.replace(problem, damping=jnp.asarray(more, theory_dtype()))
-        solution, rescaled = end_of(problem)
+        solver = dataclasses.replace(solver, damping=jnp.asarray(more, theory_dtype()))
+        solution, rescaled = end_of(solver)
     numbers = (rescaled, solution.result, solution.free_entropy)
     if not (task.calibrate and concrete(numbers)):
         return solution
@@ -509,33 +329,33 @@ def _solve(
     doubtful = bool(rescaled) or code == Result.MAX_STEPS
     if several or not doubtful or code == Result.RECOVERED:
         return solution
-    never = jnp.full_like(problem.significance, jnp.inf)
-    plain, _ = end_of(dataclasses.replace(problem, significance=never))
+    never = jnp.full_like(solver.significance, jnp.inf)
+    plain, _ = end_of(dataclasses.replace(solver, significance=never))
     # a run that has not settled is at its free entropy up to fluctuations
-    slack = jnp.where(solution.converged, 0.0, _SAME / solution.state.weights[0].size)
+    slack = jnp.where(solution.converged, 0.0, SAME_END / solution.state.weights[0].size)
     gain = jnp.asarray(plain.free_entropy) - jnp.asarray(solution.free_entropy)
     better = plain.converged & (gain > -slack)
     return plain if bool(better) else solution
 
 
-def _iterate(
-    problem: GampIteration, every: int, label: str | None, key: PRNGKeyArray
+def _run(
+    solver: GampIteration, every: int, label: str | None, key: PRNGKeyArray
 ) -> tuple[GampIteration, Run[GampLoopState], Bethe]:
     """One run to its end, and its solver, which starts anew where it goes on."""
-    steps = problem.max_steps
-    run = init_run(problem, steps // every)
+    steps = solver.max_steps
+    run = init_run(solver, steps // every)
     # a run that regressed returns the original start, not the state it was kicked from
-    kicks, start = _KICKS, problem.start
+    kicks, start = _KICKS, solver.start
     while True:
-        run = run_solver(problem, run, steps, every=every, label=label)
-        bethe = _bethe(problem, run.state.state)
+        run = run_solver(solver, run, steps, every=every, label=label)
+        bethe = _bethe(solver, run.state.state)
         visible = concrete((run.result, bethe.stability))  # eager derivatives trace the stability
         quiet = visible and int(run.result) in (Result.SUCCESS, Result.INACCURATE)
         if not (quiet and kicks > 0 and float(bethe.stability) > 1.0):
-            return dataclasses.replace(problem, start=start), run, bethe
-        problem = _kicked(problem, run, bethe, jax.random.fold_in(key, _KICKED + kicks))
+            return dataclasses.replace(solver, start=start), run, bethe
+        solver = _along_unstable(solver, run, bethe, jax.random.fold_in(key, _KICK_STREAM + kicks))
         kicks -= 1
-        run = Run(_restarted(problem), run.step, jnp.full_like(run.result, RUNNING), run.history)
+        run = Run(_restarted(solver), run.step, jnp.full_like(run.result, RUNNING), run.history)
 
 
 _bethe = eqx.filter_jit(GampIteration.bethe)
@@ -549,15 +369,16 @@ def _unlearned(observations: Observations, key: PRNGKeyArray) -> Array:
 
 
 @eqx.filter_jit
-def _kicked(
-    problem: GampIteration, run: Run[GampLoopState], bethe: Bethe, key: PRNGKeyArray
+def _along_unstable(
+    solver: GampIteration, run: Run[GampLoopState], bethe: Bethe, key: PRNGKeyArray
 ) -> GampIteration:
-    """The solver that continues an unstable run, with something of the unstable direction."""
-    state, prior = run.state.state, problem.observations.model.prior
+    """The solver that goes on from an unstable point, with noise added along the unstable
+    direction."""
+    state, prior = run.state.state, solver.observations.model.prior
     draw = lambda size: prior.start(key, state.weights.shape, jnp.asarray(size))[0]
     noise = contract(sqrt_psd(bethe.direction), draw(_KICK) - draw(0.0))
     kicked = dataclasses.replace(state, weights=state.weights + noise)
-    return dataclasses.replace(problem, start=kicked)
+    return dataclasses.replace(solver, start=kicked)
 
 
 # compiled: from outside jit one program, not one an array
@@ -569,7 +390,7 @@ _restarted = eqx.filter_jit(GampIteration.init)
 
 @eqx.filter_jit
 def _finish(
-    problem: GampIteration,
+    solver: GampIteration,
     end: Run[GampLoopState],
     bethe: Bethe,
     risk: Risk | None,
@@ -577,24 +398,24 @@ def _finish(
     valid: Array,
 ) -> Solution:
     """The result of a run, from where it ended."""
-    model, data = problem.observations.model, problem.observations.data
+    model, data = solver.observations.model, solver.observations.data
     state, code, history = end.state.state, end.result, end.history
-    if problem.learner.bayes:
+    if solver.learner.bayes:
         unstable = (code == Result.SUCCESS) & (bethe.stability > 1.0)
-        sure = _overconfident(problem, end)
+        sure = _overconfident(solver, end)
         code = choose((unstable, Result.UNSTABLE), (sure, Result.OVERCONFIDENT), start=code)
     broken = (code == Result.NONFINITE) | (code == Result.DIVERGED)
-    if problem.spectral is not None:
-        lost = _regressed(problem.spectral, state.weights) & ~broken
+    if solver.spectral is not None:
+        lost = _regressed(solver.spectral, state.weights) & ~broken
         code = jnp.where(lost, Result.REGRESSED, code)
-        state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), problem.start, state)
+        state = jax.tree.map(lambda a, b: jnp.where(lost, a, b), solver.start, state)
     weights = state.weights
-    if not problem.learner.bayes:
+    if not solver.learner.bayes:
         # damping leaves a geometric tail of the weights that a penalty |w| sets to zero
         damped = (code == Result.SUCCESS) & (end.state.damping.value > 0.0)
         weights = jnp.where(damped, bethe.estimate.astype(weights.dtype), weights)
     overlaps = model.metric.overlaps(weights, data.teacher)
-    if problem.spectral is not None:
+    if solver.spectral is not None:
         # the last record is of what is returned
         last = jnp.sum(jnp.isfinite(history["step"])) - 1
         returned = {**overlaps, "covariance": state.covariance}
@@ -605,7 +426,7 @@ def _finish(
     Q = overlaps["overlap"]
     numbers: dict[str, Any] = {
         "overlap": Q,
-        "error": model.metric.error(weights, data, key=jax.random.fold_in(problem.key, 1)),
+        "error": model.metric.error(weights, data, key=jax.random.fold_in(solver.key, 1)),
         "covariance": state.covariance,
         "stability": bethe.stability,
         "free_entropy": bethe.free_entropy,
@@ -634,12 +455,12 @@ def _finish(
     )
 
 
-def _overconfident(problem: GampIteration, end: Run[GampLoopState]) -> Array:
+def _overconfident(solver: GampIteration, end: Run[GampLoopState]) -> Array:
     """A run ended quietly with labels that are missed by more than V explains; V falling to zero is
     recovery only if the estimate reproduces the labels."""
     quiet = (end.result == Result.SUCCESS) | (end.result == Result.RECOVERED)
-    missed = quiet & (end.state.misfit > _MISFIT) if problem.compares else jnp.asarray(False)
-    observations = problem.observations
+    missed = quiet & (end.state.misfit > _MISFIT) if solver.compares_labels else jnp.asarray(False)
+    observations = solver.observations
     labels = observations.data.labels
     state = end.state.state
     outputs = jax.vmap(observations.model.link)(observations.forward(state.weights))
@@ -659,82 +480,4 @@ def _regressed(start: Array, W: Array) -> Array:
     norms = jnp.sum(start**2, axis=1)
     common = jnp.sum(W * start, axis=1)
     least = jnp.minimum(common, jnp.sum(W**2, axis=1))
-    return jnp.any((least < _MIN_KEPT * norms) & (norms > _NO_ROW * jnp.sum(norms)))
-
-
-# The best of several ends
-
-
-def _disagree(ends: list[Solution]) -> bool:
-    """Outside jit, return True if ends differ by more than rounding and slow steps."""
-    weights = jnp.stack([end.state.weights for end in ends])
-    if not concrete(weights):
-        return False
-    return bool(jnp.any(_agreements(ends[0].model, weights) < _AGREE))
-
-
-def best_end(solutions: list[Solution], nothing: Array | None = None) -> Solution:
-    """The end with the largest free entropy, with all ends beside it; `nothing`: the free entropy
-    of an estimate that knows nothing, of which the end has to differ, too.
-
-    Perfect recovery has an infinite one; ends that broke, or that the labels contradict, come last.
-    """
-    if len(solutions) == 1:
-        return solutions[0]
-    first = solutions[0]
-    stack = lambda pick: jnp.stack([pick(solution) for solution in solutions])
-    code, weights = stack(lambda s: s.result), stack(lambda s: s.state.weights)
-    ends = Ends(
-        result=code,
-        free_entropy=stack(lambda s: s.free_entropy),
-        stability=stack(lambda s: s.stability),
-        agreement=_agreements(first.model, weights),
-        weights=stack(lambda s: s.weights),
-    )
-    n = first.state.weights[0].size
-    finite = jnp.isfinite(ends.free_entropy)
-    nats = n * jnp.where(finite, ends.free_entropy, -jnp.inf)
-    nats = jnp.where(code == Result.RECOVERED, jnp.inf, nats)
-    nats = jnp.where(jnp.isin(code, jnp.asarray(_FAILED)), -jnp.inf, nats)
-    # of runs that stand at the same end, one that has settled
-    best = jnp.argmax(nats + jnp.where(code == Result.SUCCESS, _SAME, 0.0))
-    end = solutions[int(best)] if concrete(best) else _pick(solutions, best)
-    # the first correction to the free entropy, of the loops, is of the order ½ log 1/(1 - r)
-    slack = jnp.maximum(1.0 - ends.stability, jnp.finfo(ends.stability.dtype).tiny)
-    loops = -0.5 * jnp.log(jnp.minimum(slack, 1.0))
-    rival = (ends.agreement[best] < _AGREE) & jnp.isfinite(nats)
-    # infinite ones have no difference
-    gap = nats[best] - jnp.where(jnp.isfinite(nats), nats, 0.0)
-    close = gap < _LOOPS * (loops[best] + loops)
-    alone = jnp.sum((ends.agreement[best] >= _AGREE) & jnp.isfinite(nats)) < 2
-    doubtful = jnp.any(rival & (close | alone))
-    if nothing is not None:
-        S = first.model.prior.second_moment(first.model.indices)
-        knows = jnp.trace(end.overlap) > _KNOWN * jnp.trace(S)
-        doubtful = doubtful | knows & (nats[best] - n * nothing < _LOOPS * loops[best])
-    ambiguous = (end.result == Result.SUCCESS) & doubtful
-    code = jnp.where(ambiguous, Result.AMBIGUOUS, end.result)
-    return dataclasses.replace(end, result=code, ends=ends)
-
-
-def _pick(solutions: list[Solution], index: Array) -> Solution:
-    """One of several solutions, by a traced index."""
-    arrays, rest = zip(*(eqx.partition(s, eqx.is_array) for s in solutions), strict=True)
-    return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves)[index], *arrays), rest[0])
-
-
-@eqx.filter_jit
-def _agreements(model: AbstractModel, weights: Array) -> Array:
-    """Smallest squared cosine (K, K) of the rows of each two of K estimates, up to the symmetries
-    of the model; of rows that both know nothing of, one."""
-    S = jnp.diagonal(model.prior.second_moment(model.indices))
-    flat = weights.reshape(*weights.shape[:2], -1)
-    gram = jnp.einsum("apd,bqd->abpq", flat, flat) / flat.shape[-1]
-
-    def agreement(cross: Array, Q: Array, other: Array) -> Array:
-        known = jnp.maximum(jnp.diagonal(Q), jnp.diagonal(other)) > _KNOWN * S
-        return jnp.min(jnp.where(known, model.metric.cosines(cross, Q, other) ** 2, 1.0))
-
-    own = jnp.einsum("aapq->apq", gram)
-    along = jax.vmap(agreement, in_axes=(0, None, 0))
-    return jax.vmap(along, in_axes=(0, 0, None))(gram, own, own)
+    return jnp.any((least < _MIN_KEPT * norms) & (norms > _EMPTY_ROW * jnp.sum(norms)))

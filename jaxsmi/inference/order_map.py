@@ -152,32 +152,32 @@ def run_from(solver: AbstractSolver[_State], settings: Settings) -> Run[_State]:
 
 
 @eqx.filter_jit
-def finish(problem: AbstractOrderMap, run: Run[Any]) -> Solution:
+def finish(order_map: AbstractOrderMap, run: Run[Any]) -> Solution:
     """The solution at the end of an iteration, with derivatives, error bars and a result code."""
-    end = frozen(problem).end(run)
-    invalid = ~(jnp.isfinite(problem.alpha) & (problem.alpha > 0.0))
+    end = frozen(order_map).end(run)
+    invalid = ~(jnp.isfinite(order_map.alpha) & (order_map.alpha > 0.0))
     code = jnp.where(invalid, Result.INVALID, end.code)
     recovered = code == Result.RECOVERED
     lost = invalid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
-    numbers = _differentiable(problem, end, code)
+    numbers = _differentiable(order_map, end, code)
     masked = lambda a: jnp.where(lost, missing(), a)
     stderrs = jax.tree.map(lambda a: masked(jnp.where(recovered, 0.0, a)), end.stderrs)
     stderr = stderrs.pop("overlap")
     if "cosine" not in stderrs:  # of Bayes it is √(Q/S)
         # frozen, as all error bars: the root has no derivative at Q = 0
         stderrs["cosine"] = masked(_cosine_error(frozen(numbers), stderr))
-    return problem.solution(
+    return order_map.solution(
         **jax.tree.map(masked, numbers),
         stderrs=stderrs,
         **end.fields,
         stderr=stderr,
-        alpha=problem.alpha,
+        alpha=order_map.alpha,
         steps=run.step,
         residual=run.state.residual,
         result=code,
         history=jax.tree.map(lambda a: jnp.where(invalid, missing(), a), run.history),
-        model=problem.model,
-        key=problem.key,
+        model=order_map.model,
+        key=order_map.key,
         kind="state_evolution",
     )
 
@@ -199,7 +199,7 @@ def _at_recovery(numbers: Numbers, recovered: Array) -> Numbers:
     return numbers | {k: jnp.where(recovered, x, numbers[k]) for k, x in limits.items()}
 
 
-def _differentiable(problem: AbstractOrderMap, end: End, code: Array) -> Numbers:
+def _differentiable(order_map: AbstractOrderMap, end: End, code: Array) -> Numbers:
     """The numbers of a fixed point with their implicit derivatives (module docstring): those at
     fixed x where the signal is recovered, NaN where x is marginal or was not reached."""
     recovered = code == Result.RECOVERED
@@ -211,27 +211,27 @@ def _differentiable(problem: AbstractOrderMap, end: End, code: Array) -> Numbers
     def solve(_: AbstractOrderMap, context: Any) -> tuple[PyTree, Numbers]:
         return context[:2]
 
-    def prepare(problem: AbstractOrderMap, context: Any, answer: Any) -> tuple[PyTree, Array]:
+    def prepare(order_map: AbstractOrderMap, context: Any, answer: Any) -> tuple[PyTree, Array]:
         # costly for sampled averages, so only where a derivative is taken
-        return answer[0], problem.slope(answer[0], context[2])
+        return answer[0], order_map.slope(answer[0], context[2])
 
     def push(
-        problem: AbstractOrderMap, context: Any, prepared: Any, directions: list[Array]
+        order_map: AbstractOrderMap, context: Any, prepared: Any, directions: list[Array]
     ) -> tuple[PyTree, Numbers]:
         (x, J), (*_, weight, recovered) = prepared, context
-        slope, explicit = problem.tangent(x, directions)
+        slope, explicit = order_map.tangent(x, directions)
         moved = fixed_point.resolvent(J, slope)
         # recovered V stays zero: the resolvent of an iteration that never ended means nothing
         moved = jax.tree.map(lambda a: jnp.where(recovered, 0.0, weight * a), moved)
-        through = jax.jvp(problem.numbers, (x,), (moved,))[1]
+        through = jax.jvp(order_map.numbers, (x,), (moved,))[1]
         # exactly zero: their slopes at an end within the tolerance are rounding times large moves
-        through |= {k: jnp.zeros_like(through[k]) for k in problem.stationary}
+        through |= {k: jnp.zeros_like(through[k]) for k in order_map.stationary}
         total = jax.tree.map(lambda a, b: weight * (a + b), explicit, through)
         return moved, _at_recovery(total, recovered)
 
-    return fixed_point.differentiable(solve, push, problem, context, prepare, twice=problem.twice)[
-        1
-    ]
+    return fixed_point.differentiable(
+        solve, push, order_map, context, prepare, twice=order_map.twice
+    )[1]
 
 
 class OverlapMap(AbstractOrderMap):

@@ -75,7 +75,7 @@ class _Points(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of averages."""
+    """The key, the points in each net and the number of nets of an average."""
 
     key: PRNGKeyArray
     points_per_net: int
