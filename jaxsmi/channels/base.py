@@ -38,7 +38,7 @@ from jaxsmi.channels.jumps import continuous
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import clamp_to_tiny, concrete, symmetric, theory_dtype
 from jaxsmi.core.validate import check
-from jaxsmi.numerics.fixed_point import numbers_of
+from jaxsmi.numerics.implicit import numbers_of
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd
 from jaxsmi.numerics.quadrature import (
     FEWEST_FINE,

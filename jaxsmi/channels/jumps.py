@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jaxsmi.core.arrays import theory_dtype
-from jaxsmi.numerics.fixed_point import numbers_of
+from jaxsmi.numerics.implicit import numbers_of
 from jaxsmi.numerics.quadrature import WIDEST
 
 _LINES = 16  # random lines through the fields

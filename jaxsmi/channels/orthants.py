@@ -38,7 +38,7 @@ from jaxsmi.channels.base import (
 )
 from jaxsmi.channels.signs import log_quadrants, pair_at_zero, plackett_nodes
 from jaxsmi.core.arrays import concrete, theory_dtype
-from jaxsmi.numerics.fixed_point import numbers_of
+from jaxsmi.numerics.implicit import numbers_of
 from jaxsmi.numerics.refining_rules import no_weight
 
 _PROBES = 64  # random fields at which a label must be that of its orthant

@@ -53,7 +53,7 @@ from jaxsmi.inference.order_map import (
 )
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, model_argument, regular_numbers, title
-from jaxsmi.numerics import fixed_point
+from jaxsmi.numerics import implicit
 from jaxsmi.numerics.continuation import ladder, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part
@@ -357,7 +357,7 @@ def potential_at(
     # exact functions have derivatives of any order, by the rules of JAX
     fixed = Q if closed_form else frozen(Q)
     at = (fixed, key)
-    response = respond(model, at) if closed_form else fixed_point.forwards(respond, model, at)
+    response = respond(model, at) if closed_form else implicit.forwards(respond, model, at)
     Qhat = alpha * symmetric(response.mean)
     value = prior.entropy_term(fixed, Qhat) + alpha * jnp.mean(response.log_partition)
     pull = prior.weight * (prior.overlap(Qhat) - fixed)
@@ -366,8 +366,8 @@ def potential_at(
     stderr = standard_error(frozen(alpha * (change + response.log_partition)))
     if not closed_form:
         stderr = jnp.hypot(stderr, INTEGRAL_ERROR)
-        value = fixed_point.not_differentiable(value, model, unless=regular_numbers(model))
+        value = implicit.not_differentiable(value, model, unless=regular_numbers(model))
         # dΦ by its equation, as the points of labels that jump with Q miss the jumps
         slope = frozen(alpha * jnp.einsum("pq,pqrs->rs", pull, response.jacobian))
-        value = value + fixed_point.zero_of_slope(fixed_point.not_differentiable(slope, Q), Q)
+        value = value + implicit.zero_of_slope(implicit.not_differentiable(slope, Q), Q)
     return Estimate(value, stderr)

@@ -40,7 +40,7 @@ from jaxsmi.core.solution import Estimate, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, regular_along
-from jaxsmi.numerics import fixed_point
+from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two
 
 _MARGIN = 1e-3  # a spectral radius within this of one is a threshold: no derivative there
@@ -134,7 +134,7 @@ class AbstractOrderMap(eqx.Module):
 
     def tangent(self, x: PyTree, directions: list[Array]) -> tuple[PyTree, Numbers]:
         """∂_θF dθ and ∂_θn dθ along directions of the numbers θ of this map."""
-        return fixed_point.derivative(lambda m: m(x), self, directions)
+        return implicit.derivative(lambda m: m(x), self, directions)
 
 
 # compiled once: it may search a link for jumps
@@ -229,9 +229,9 @@ def _differentiable(order_map: AbstractOrderMap, end: End, code: Array) -> Numbe
         total = jax.tree.map(lambda a, b: weight * (a + b), explicit, through)
         return moved, _at_recovery(total, recovered)
 
-    return fixed_point.differentiable(
-        solve, push, order_map, context, prepare, twice=order_map.twice
-    )[1]
+    return implicit.differentiable(solve, push, order_map, context, prepare, twice=order_map.twice)[
+        1
+    ]
 
 
 class OverlapMap(AbstractOrderMap):

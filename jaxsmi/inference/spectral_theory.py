@@ -56,7 +56,7 @@ from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.models.base import CENTRED, AbstractModel, is_centred, model_argument, title
 from jaxsmi.numerics import fixed_point
-from jaxsmi.numerics.fixed_point import not_differentiable
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, inverse_of_many, sqrt_psd
 from jaxsmi.numerics.quadrature import power_of_two
 

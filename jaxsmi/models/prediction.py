@@ -41,7 +41,7 @@ from jaxsmi.core.solution import Estimate, LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.design.tokens import Directions
 from jaxsmi.models.base import AbstractModel, Prediction, check_data, model_argument, title
-from jaxsmi.numerics.fixed_point import not_differentiable
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 from jaxsmi.numerics.quadrature import (
     legendre,

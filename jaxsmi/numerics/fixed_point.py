@@ -1,4 +1,4 @@
-"""Fixed points of monotone maps of a covariance, and derivatives of solutions.
+"""Fixed points of monotone maps of a covariance.
 
 Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
 
@@ -17,42 +17,25 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
   Newton step, which has to halve the residual;
 * a fixed point V > 0 or perfect recovery: as long as V is no larger than twice that distance and
   falls geometrically, zero is as good an answer, and the iteration goes on;
-* error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ;
-* implicit derivative: dV = (I - J)^{-1} ∂_θ F dθ. At a marginal fixed point I - J is singular: NaN.
+* error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ.
 
-Source: [theory: numerics, Eqs. (23) to (28)].
-
-Solutions have their derivatives by the equation that they satisfy, not by the steps of a solver
-[theory: numerics, Eqs. (28), (29)]:
-
-    fixed point V = F(V, θ):   dV = (I - J)^{-1} ∂_θF dθ
-    root h(α, θ) = 0:          dα = -(∂_θh/∂_αh) dθ
-
-The two rules themselves are written where the equations are solved: the fixed point's in
-inference/order_map.py, the thresholds' in thresholds/weak.py (weak recovery) and thresholds/root.py
-(all later steps).
-
-Loops whose length depends on the data can be differentiated forwards only, and waste time there;
-`differentiable` gives a solver a derivative from its caller, in both modes. By default it is good
-for one derivative: a second one is NaN, not a wrong number.
+Source: [theory: numerics, Eqs. (23) to (28)]. Derivatives of fixed points: implicit.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import PyTree, frozen, missing, missing_where, symmetric
-from jaxsmi.core.driver import AbstractSolver, Run, advance, new_run, one_by_one
+from jaxsmi.core.arrays import PyTree, missing_where, symmetric
+from jaxsmi.core.driver import AbstractSolver, Run, advance, new_run
 from jaxsmi.core.results import Result, choose
 from jaxsmi.numerics.linear_algebra import (
     positive_part,
@@ -166,8 +149,8 @@ class FixedPointState(eqx.Module):
     `trust`: the part of a Newton step that is taken; `polished`: the last step was one;
     `doublings` of the steps of the linearised map;
     `remaining`: distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed
-    point may be zero; `rough`: the next evaluation takes a part of the points; `exact`: the last
-    one took all.
+    point may be zero; `use_part`: the next evaluation takes a part of the points; `used_all`: the
+    last one took all.
     """
 
     V: Array
@@ -184,8 +167,13 @@ class FixedPointState(eqx.Module):
     remaining: Array
     undecided: Array
     recovered: Array
-    rough: Array
-    exact: Array
+    use_part: Array
+    used_all: Array
+
+    @property
+    def points_changed(self) -> Array:
+        """The next evaluation takes other points than the last one: residuals do not compare."""
+        return self.use_part == self.used_all
 
     @property
     def finite(self) -> Array:
@@ -286,8 +274,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             remaining=jnp.full_like(V0, jnp.inf),
             undecided=no,
             recovered=no,
-            rough=jnp.asarray(self.rough is not None),
-            exact=no,
+            use_part=jnp.asarray(self.rough is not None),
+            used_all=no,
         )
 
     def step(self, state: FixedPointState, count: Array) -> FixedPointState:
@@ -295,7 +283,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         the first."""
         V = state.V
         scale = self.scale
-        evaluation = _mapped(self.map_of, V, *self._share(state.rough))
+        evaluation = _mapped(self.map_of, V, *self._share(state.use_part))
         # V ⪯ S: sampled averages may point beyond, where a direction is not learned, for ever
         inside = lambda X: scale - positive_part(scale - X)
         value = inside(evaluation.value)
@@ -305,7 +293,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         newton_step = resolvent(evaluation.jacobian, difference)
         plain = residual / jnp.maximum(1.0 - rho, _MIN_GAP)
         distance = jnp.maximum(plain, jnp.max(jnp.abs(newton_step)))
-        changed = state.rough == state.exact
+        changed = state.points_changed
         # a Newton step that did not halve the residual: the error of J is too large for all of it
         expected = (1.0 - 0.5 * state.polished) * state.residual
         failed = (state.polished > 0.0) & (residual > expected) & ~changed
@@ -313,17 +301,14 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         longest = _MAX_STEP * jnp.max(scale)
         part = jnp.minimum(trust, longest / jnp.maximum(jnp.max(jnp.abs(newton_step)), longest))
         candidate = symmetric(value + part * (V + newton_step - value))
-        # after a polish the trust, not the residual, decides
-        # .. and residuals by different points do not compare
+        # after a Newton step the trust decides, not the residual
         lower = residual < state.residual
         falls = lower | (state.polished > 0.0) | changed
         contracts = rho < (_NEWTON_BELOW_FOLD if self.fold else _NEWTON_BELOW)
         take = self.newton & contracts & falls & (trust > 0.0) & self._sound(V, candidate)
         lower = lower & ~changed
         too_far = (jnp.sum(difference * state.difference) < 0.0) & ~changed
-        more = jnp.where(lower, jnp.minimum(state.doublings + 1, _MOST_DOUBLINGS), _DOUBLINGS)
-        fewer = jnp.where(lower, state.doublings, jnp.maximum(state.doublings - 2, 0))
-        doublings = jnp.where(too_far, fewer, more)
+        doublings = self._next_doublings(state.doublings, lower, too_far)
         # `_sound` allows rounding above S, but the next overlap S - V has to be positive
         further = value
         if self.newton and not self.fold:
@@ -344,15 +329,6 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         small = jnp.trace(value) < _COLLAPSE_BELOW * jnp.trace(scale)
         collapsed = small & (ratio < _COLLAPSE_RATIO)
         recovered = self.geometric & (self.decay.reached(decay_count, jnp.trace(new)) | collapsed)
-        rough = jnp.zeros((), bool)
-        if self.rough is not None:
-            # of a part of the points, whatever part this evaluation took
-            spread = standard_error(evaluation.replicas)
-            spread = spread * jnp.where(state.rough, 1.0, self.rough**-0.5)
-            clear = jnp.maximum(_ROUGH_SIGMAS * spread, 0.01 * self.tolerance)
-            # back to a part only where V leaves a saddle: both maps in turns would not end
-            leaves = ~changed & (residual > _GROWS * state.residual)
-            rough = jnp.any(jnp.abs(difference) > clear) & (state.rough | leaves) & ~recovered
         return FixedPointState(
             V=new,
             evaluation=evaluation,
@@ -368,13 +344,34 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             remaining=jnp.abs(symmetric(remaining)),
             undecided=self.geometric & undecided,
             recovered=recovered,
-            rough=rough,
-            exact=~state.rough,
+            use_part=self._part_is_enough(state, evaluation, difference) & ~recovered,
+            used_all=~state.use_part,
         )
 
-    def _share(self, rough: Array) -> tuple[Array, ...]:
+    def _share(self, use_part: Array) -> tuple[Array, ...]:
         """The share of the points of an evaluation, if it has one."""
-        return () if self.rough is None else (jnp.where(rough, self.rough, 1.0),)
+        return () if self.rough is None else (jnp.where(use_part, self.rough, 1.0),)
+
+    def _part_is_enough(
+        self, state: FixedPointState, evaluation: Evaluation, difference: Array
+    ) -> Array:
+        """V moves by more than the statistical error of a part of the points."""
+        if self.rough is None:
+            return jnp.zeros((), bool)
+        # the error by a part, whatever points this evaluation took
+        spread = standard_error(evaluation.replicas)
+        spread = spread * jnp.where(state.use_part, 1.0, self.rough**-0.5)
+        moves = jnp.abs(difference) > jnp.maximum(_ROUGH_SIGMAS * spread, 0.01 * self.tolerance)
+        # back to a part only where V leaves a saddle: both maps in turns would not end
+        grows = jnp.max(jnp.abs(difference)) > _GROWS * state.residual
+        return jnp.any(moves) & (state.use_part | (~state.points_changed & grows))
+
+    def _next_doublings(self, doublings: Array, lower: Array, too_far: Array) -> Array:
+        """One more after a step that lowered the residual, two fewer after one that raised it and
+        went too far; else as at the start."""
+        more = jnp.where(lower, jnp.minimum(doublings + 1, _MOST_DOUBLINGS), _DOUBLINGS)
+        fewer = jnp.where(lower, doublings, jnp.maximum(doublings - 2, 0))
+        return jnp.where(too_far, fewer, more)
 
     def _sound(self, V: Array, candidate: Array) -> Array:
         """A Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short."""
@@ -419,8 +416,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         return choose(
             ((count >= self.max_steps) | rises, Result.MAX_STEPS),
             # later entries win; an undecided V may still turn out to be zero
-            (near & ~state.undecided & state.exact, Result.SUCCESS),
-            ((state.recovered & state.exact) | falls, Result.RECOVERED),
+            (near & ~state.undecided & state.used_all, Result.SUCCESS),
+            ((state.recovered & state.used_all) | falls, Result.RECOVERED),
             (~state.finite, Result.NONFINITE),
         )
 
@@ -467,165 +464,3 @@ def pathwise_jacobian(map_of: Callable[[Array], Evaluation], V: Array, Q: Array)
     table = jnp.zeros((*Q.shape, *Q.shape), V.dtype).at[rows, columns].set(entries)
     table = table.at[columns, rows].set(entries)
     return jnp.einsum("ijab,ci,dj->abcd", table, vectors, vectors)
-
-
-# Derivatives of solutions
-
-
-def not_differentiable(
-    answer: PyTree, parameters: PyTree, unless: bool | Array | list[bool | Array] = False
-) -> PyTree:
-    """The answer, with NaN for its derivative along any number of `parameters`, which would be a
-    silent zero, or a part of the truth.
-
-    Args:
-        answer: A tree.
-        parameters: A tree of the numbers that it depends on.
-        unless: The answer has its derivative, in all numbers or (a list) in each of the arrays.
-            Default False.
-
-    Returns:
-        The answer.
-    """
-    leaves, build = numbers_of(answer)
-    numbers = numbers_of(parameters)[0]
-    known = unless if isinstance(unless, list) else [unless] * len(numbers)
-    # NaN times the tangents: jax.grad carries it backwards as well
-    weights = [jnp.where(flag, 0.0, missing()) for flag in known]
-    zero = sum(map(zero_of_slope, weights, numbers), jnp.zeros(()))
-    return build([x + zero.astype(x.dtype) for x in leaves])
-
-
-@jax.custom_jvp
-def zero_of_slope(slope: Array, x: Array) -> Array:
-    """Zero, with this slope in x, one number or one for each entry; where x does not move JAX
-    leaves the rule out."""
-    del x
-    return jnp.zeros((), slope.dtype)
-
-
-# a tangent has the type of its number, which may be float32
-zero_of_slope.defjvps(
-    None, lambda moved, _, slope, x: jnp.sum(slope * jnp.asarray(moved, slope.dtype))
-)
-
-
-def numbers_of(tree: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
-    """The floating point arrays of a tree, and the function that puts others in their place."""
-    floats, rest = eqx.partition(tree, eqx.is_inexact_array)
-    leaves, structure = jax.tree.flatten(floats)
-    return leaves, lambda new: eqx.combine(jax.tree.unflatten(structure, new), rest)
-
-
-def _as_arrays(leaves: list[Array]) -> list[Array]:
-    # a Python number that is differentiated comes as a scalar that is no array
-    return [x if eqx.is_array(x) else jnp.asarray(x, float) for x in leaves]
-
-
-def differentiable(
-    solve: Callable[[PyTree, PyTree], PyTree],
-    push: Callable[[PyTree, PyTree, PyTree, list[Array]], PyTree],
-    parameters: PyTree,
-    context: PyTree,
-    prepare: Callable[[PyTree, PyTree, PyTree], PyTree] = lambda *given: given[-1],
-    *,
-    twice: bool = False,
-) -> PyTree:
-    """`solve(parameters, context)` with a derivative from the caller, in both modes.
-
-    Args:
-        solve: The solver; it may run loops whose length depends on the data.
-        push: `push(parameters, context, prepared, directions)`, the tangents of the floating point
-            arrays of the answer along `directions`, one for each floating point array of
-            `parameters`. It is called once for every number of `parameters` that is differentiated.
-        parameters: A tree, in whose numbers the answer is differentiated.
-        context: A tree of everything else that is traced; its derivative is zero.
-        prepare: `prepare(parameters, context, answer)`, called once before all calls of `push`.
-            Default: the answer.
-        twice: `push` is exact and depends on the answer alone, so that its own derivative is the
-            second one. Default False: the second one is NaN.
-
-    Returns:
-        The answer of `solve`.
-    """
-    leaves, _ = numbers_of(parameters)
-    dynamic, static = eqx.partition((parameters, context), eqx.is_array)
-    context_leaves, structure = jax.tree.flatten(dynamic)
-
-    def arguments(leaves: list[Array], context_leaves: list[Array]) -> tuple[PyTree, PyTree]:
-        context_leaves = _as_arrays(context_leaves)
-        parameters, context = eqx.combine(jax.tree.unflatten(structure, context_leaves), static)
-        return numbers_of(parameters)[1](_as_arrays(leaves)), context
-
-    def primal(leaves: list[Array], context_leaves: list[Array]) -> PyTree:
-        return solve(*arguments(leaves, context_leaves))
-
-    def rule(
-        primals: tuple[list[Array], list[Array]], tangents: tuple[list[Array], list[Array]]
-    ) -> tuple[PyTree, PyTree]:
-        leaves, context_leaves = map(_as_arrays, primals)
-        answer = wrapped(leaves, context_leaves)
-        moving, fixed = eqx.partition(answer, eqx.is_inexact_array)
-        still = (lambda tree: tree) if twice else frozen
-        parameters, context = arguments(still(leaves), context_leaves)
-        moves = {k: t for k, t in enumerate(tangents[0]) if not isinstance(t, SymbolicZero)}
-        # `prepare` is costly, and a constant answer needs none
-        prepared = prepare(parameters, context, still(answer)) if moves else None
-        total = jax.tree.map(jnp.zeros_like, moving)
-        for moved, direction in moves.items():
-
-            def along(unit: Array, moved: int = moved) -> PyTree:
-                units = [unit if k == moved else jnp.zeros_like(x) for k, x in enumerate(leaves)]
-                return push(parameters, context, prepared, units)
-
-            # columns of the Jacobian: their product with a direction is linear, and so has both
-            # modes
-            columns = _columns(along, leaves[moved])
-            columns = columns if twice else not_differentiable(columns, leaves)
-            products = jax.tree.map(partial(jnp.tensordot, jnp.ravel(direction), axes=1), columns)
-            total = jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, products)
-        none = jax.tree.map(lambda x: np.zeros(jnp.shape(x), jax.dtypes.float0), fixed)
-        return answer, eqx.combine(total, none)
-
-    wrapped = jax.custom_jvp(primal)
-    wrapped.defjvp(rule, symbolic_zeros=True)
-    # everything traced enters as an argument: a closure would leak tracers out of the rule
-    constants = [lax.stop_gradient(x) if eqx.is_inexact_array(x) else x for x in context_leaves]
-    return wrapped(leaves, constants)
-
-
-def _columns(push: Callable[[Array], PyTree], leaf: Array) -> PyTree:
-    """`push` of the unit vectors of an array, stacked."""
-    basis = jnp.eye(leaf.size, dtype=leaf.dtype).reshape(leaf.size, *leaf.shape)
-    if leaf.size > 1:
-        return lax.map(push, basis)
-    # no loop, which outside jit would be compiled anew at each call
-    return jax.tree.map(lambda x: x[None], push(basis[0]))
-
-
-def derivative(
-    function: Callable[[PyTree], PyTree], parameters: PyTree, directions: list[Array]
-) -> PyTree:
-    """Tangents of the floating point part of `function(parameters)`.
-
-    `directions` are those of the floating point arrays of `parameters`, one for each.
-    """
-    leaves, put = numbers_of(parameters)
-    floats = lambda x: eqx.filter(function(put(x)), eqx.is_inexact_array)
-    return jax.jvp(floats, (leaves,), (directions,))[1]
-
-
-def forwards(
-    function: Callable[[PyTree, PyTree], PyTree], parameters: PyTree, context: PyTree
-) -> PyTree:
-    """`function(parameters, context)`, which JAX can differentiate forwards only (integrals refine
-    their rules in loops), with its derivative in `parameters` in both modes."""
-
-    def solve(parameters: PyTree, context: PyTree) -> PyTree:
-        return one_by_one(lambda: function(parameters, context), (parameters, context))
-
-    def push(parameters: PyTree, context: PyTree, _: PyTree, directions: list[Array]) -> PyTree:
-        along = lambda: derivative(lambda p: function(p, context), parameters, directions)
-        return one_by_one(along, (parameters, context))
-
-    return differentiable(solve, push, parameters, context)

@@ -43,7 +43,7 @@ from jaxsmi.core.solution import LearnerSolution
 from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.descent.options import parts_of
 from jaxsmi.models.teacher_student import AbstractTeacher, TeacherStudent
-from jaxsmi.numerics.fixed_point import forwards, not_differentiable
+from jaxsmi.numerics.implicit import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import coordinates_of, triangular_root
 from jaxsmi.numerics.quadrature import randomised_gaussians, standard_error
 from jaxsmi.sgd.problem import (

@@ -40,7 +40,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import concrete
 from jaxsmi.core.options import Averages
 from jaxsmi.models.teacher_student import HermiteSeries, SequenceLoss, TeacherStudent
-from jaxsmi.numerics.fixed_point import not_differentiable
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.linear_algebra import triangular_root
 from jaxsmi.numerics.quadrature import gaussian_points, power_of_two, standard_error
 from jaxsmi.sgd.coordinates import Coordinates, add_means, coordinates_at, fields_of, slopes

@@ -28,7 +28,7 @@ from jaxsmi.core.arrays import frozen, missing, theory_dtype
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Threshold
 from jaxsmi.models.base import AbstractModel, regular_along
-from jaxsmi.numerics import fixed_point, roots
+from jaxsmi.numerics import implicit, roots
 from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, standard_error
 
 # relative to S, at the ends of the curve: α is off by about Q/S at the first, √(V/S) at the other
@@ -117,9 +117,7 @@ def _slopes(
         Phi = prior.entropy_term(Q, Qhat) + alpha * jnp.mean(response.log_partition)
         return -frozen(jnp.exp(x) / response.mean[0, 0] ** 2) * R[0, 0], Phi
 
-    return lax.map(
-        lambda p: fixed_point.derivative(lambda m: numbers(m, *p), model, directions), at
-    )
+    return lax.map(lambda p: implicit.derivative(lambda m: numbers(m, *p), model, directions), at)
 
 
 class FixedPointCurve:
@@ -317,7 +315,7 @@ class FixedPointCurve:
             np.asarray([value for value, *_ in found]),
             np.asarray(slope),
         )
-        alphas = fixed_point.differentiable(
+        alphas = implicit.differentiable(
             lambda _, context: context[1],
             partial(_push, sizes=self.sizes, infinite=infinite),
             model,

@@ -26,7 +26,7 @@ from jaxsmi.core.arrays import clamp_to_tiny, symmetric
 from jaxsmi.core.results import Result, choose
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
-from jaxsmi.numerics import fixed_point
+from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.thresholds.branch import MAX_RADIUS, NETS, BranchPoint, branch_growth, branch_point
 
 # of Newton; more than four only where the branch folds or begins
@@ -85,7 +85,7 @@ _Prepared = tuple[Roots, Array, Array]  # with the Jacobian of each fixed point,
 
 def roots(model: AbstractModel, region: SearchRegion) -> Roots:
     """The root of h for each key; `alpha` has one derivative in every array of the model."""
-    return fixed_point.differentiable(_roots, _tangent, model, region, _linearized)
+    return implicit.differentiable(_roots, _tangent, model, region, _linearized)
 
 
 class _NewtonState(NamedTuple):
@@ -204,7 +204,7 @@ def _tangent(
     def one(at: tuple[PRNGKeyArray, Roots, Array, Array]) -> Array:
         key, root, jacobian, slope = at
         h = lambda model: _log_growth(region.branch(model, root.alpha, key), root, jacobian)
-        moved = fixed_point.derivative(h, model, directions)
+        moved = implicit.derivative(h, model, directions)
         # labels that jump have no derivative along the sampled ones
         return jnp.where(model.channel.regular[0], -moved / slope, jnp.nan)
 

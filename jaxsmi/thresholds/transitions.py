@@ -29,7 +29,7 @@ from jaxsmi.core.validate import POSITIVE, check
 from jaxsmi.inference.evolution import potential_at
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, model_argument
-from jaxsmi.numerics.fixed_point import not_differentiable
+from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.quadrature import power_of_two, standard_error
 from jaxsmi.thresholds.branch import NETS, branch_end
 from jaxsmi.thresholds.one_index import SCAN, Ends, FixedPointCurve, Sizes

@@ -27,7 +27,7 @@ from jaxsmi.models.base import (
     regular_numbers,
 )
 from jaxsmi.numerics.continuation import Limit, ladder, limit
-from jaxsmi.numerics.fixed_point import forwards, not_differentiable
+from jaxsmi.numerics.implicit import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric_basis
 from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two, standard_error
 
