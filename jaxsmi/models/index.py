@@ -323,6 +323,7 @@ def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:
 _MAX_NODES = 2**20  # empirical: bounds time and memory of one label
 # error of the sum of probabilities that counts as rounding: float32 likelihoods, many outcomes
 _SUM_ROUNDING = 1e-4
+_ANONYMOUS = ("<lambda>", "log_p", "log_prob", "log_likelihood")  # names that say nothing
 _LABEL_FIRST = "(y, z), in this order (fields z of shape {})"
 
 
@@ -401,7 +402,7 @@ class MultiIndex(IndexModel):
             argument = "link"
             if link is None and labels.outcomes is not None:
                 link, argument = labels.mean, "log_likelihood"
-                name = name or _name_of(log_likelihood, "p(y|z)")
+                name = name or _name_of(log_likelihood, "own law p(y|z)")
             alone = link is None and log_likelihood is not None
             allowed = "a link, E[y|z], beside it, or outcomes=, all labels, if they are few"
             check(not alone, "log_likelihood", "it without a link", allowed)
@@ -532,12 +533,12 @@ def check_no_law(labels: Mapping[str, Any]) -> None:
 
 
 def _name_of(function: Any, anonymous: str = "f(z)") -> str:
-    """Return the name of a function without its bound arguments, or of its type; of a lambda
-    `anonymous`."""
+    """Return the name of a function without its bound arguments, or of its type; of a lambda, and
+    of a law whose name says no more than log p, `anonymous`."""
     while hasattr(function, "func"):
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)
-    return anonymous if name == "<lambda>" else name
+    return anonymous if name in _ANONYMOUS else name
 
 
 def _symmetry(

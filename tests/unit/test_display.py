@@ -98,8 +98,16 @@ def test_a_models_functions_are_shown_by_name():
         (inner, "f(z)"),
     ):
         assert smi.MultiIndex(link, indices=2).name == name
-    law = lambda y, z: jax.nn.log_sigmoid(y * z[0, 0])
-    assert smi.MultiIndex(log_likelihood=law, outcomes=[-1.0, 1.0], indices=1).name == "p(y|z)"
+
+    def log_p(y, z):
+        return jax.nn.log_sigmoid(y * z[0, 0])
+
+    def logistic(y, z):
+        return log_p(y, z)
+
+    own = lambda law: smi.MultiIndex(log_likelihood=law, outcomes=[-1.0, 1.0], indices=1).name
+    assert own(lambda y, z: log_p(y, z)) == own(log_p) == "own law p(y|z)"
+    assert own(logistic) == "logistic"
 
 
 @pytest.mark.parametrize(
