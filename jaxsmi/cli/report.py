@@ -208,8 +208,20 @@ def _write(words: CommandLine, done: Report, about: Mapping[str, Any]) -> list[p
     canvas = plotting.canvas(height=2.7)
     with plotting.style():
         done.draw(canvas)
+        if "vary" in words.common:
+            canvas.suptitle(_title(words), fontsize=7, x=0.02, ha="left")
     plotting.savefig(canvas, picture, **about)
     return [picture, arrays, lines]
+
+
+def _title(words: CommandLine) -> str:
+    """The command, its model and all that decides the numbers, but for what varies."""
+    numerical = [x.name for x in flags_of(words).values() if x.path[0] in ("averages", "iteration")]
+    hidden = ("model", "vary", "seed", _axis(words)[0], *numerical)
+    fixed = {name: np.ravel(x) for name, x in words.settings.items() if name not in hidden}
+    listed = [f"{name} {' '.join(map(str, x))}".replace("_", " ") for name, x in fixed.items()]
+    title = ", ".join(filter(None, [words.name.replace("-", " "), words.model, *listed]))
+    return textwrap.fill(title, 68)
 
 
 def _finish_part(words: CommandLine, done: Report) -> str:

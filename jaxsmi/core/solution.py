@@ -8,7 +8,7 @@ Letters of the shapes: P indices, D dimension, R replicas.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
@@ -213,17 +213,22 @@ class Solution(Described):
             return {"error": number(self.error)}
         return {"error": format_estimate(self.error, self.stderrs["error"])}
 
-    def plot(self, ax: Axes | None = None) -> Axes:
+    def plot(
+        self, ax: Axes | None = None, runs: Solution | Iterable[Solution] | None = None
+    ) -> Axes:
         """Draw the overlap or cosine of each index against the iteration.
 
         Args:
             ax: Axes to draw in; those of another solution's `plot` share its legend.
+            runs: Beside theory: of `train` beside `descent_theory`, of `gamp` beside plain
+                iterations of `state_evolution`; cos² as markers, of several the mean, with a bar of
+                two of its standard errors. Default None: none.
 
         Returns:
             The axes.
 
         Raises:
-            ValueError: For a batch of solutions, or one without a history.
+            ValueError: For a batch of solutions, one without a history, or runs beside a run.
             ImportError: Without matplotlib, with the remedy.
         """
         single = np.ndim(self.overlap) == 2
@@ -232,7 +237,8 @@ class Solution(Described):
         check("step" in self.history, "solution", "one without a history", "one with a history")
         draw = load_workbench("plotting").overlap_against_iteration
         if self.kind in ("state_evolution", "descent_theory"):
-            return draw(theory=self, ax=ax)
+            return draw(runs, self, ax)
+        check(runs is None, "runs", "runs beside a run", "None, or theory.plot(runs=..)")
         # without a teacher there is no cosine, and Q is what a run knows of itself
         quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
         return draw(self, ax=ax, quantity=quantity)

@@ -138,7 +138,8 @@ class Curve(Described):
 
         Args:
             ax: Axes to draw in; those of another curve share its legend. Default None: new ones.
-            label: Of the curve, in the legend. Default None: "state evolution", or the learner.
+            label: Of the curve, in the legend. Default None: "state evolution", or the learner,
+                with what differs from the models of other curves there, as "noise 0.2".
             runs: Of `gamp` and of the same learner, or the table of
                 `smi.sweep(.., solver="gamp")`; their cos² are drawn as markers; of several runs at
                 one α the mean of those that converged (others are crosses), with a bar of two of

@@ -60,11 +60,12 @@ class Stairs(list[Threshold]):
         self.names = tuple(names)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw all thresholds as vertical lines with bands of their 95 % intervals, each with its
-        α and the index that is learned there in the legend.
+        """Draw the thresholds as stairs over α: one step for each, from its α, with its 95 %
+        interval, named by the index that is learned there.
 
         Args:
-            ax: Axes over α, such as those of `smi.curve(..).plot()`. Default None: new ones.
+            ax: Axes over α, such as those of `smi.curve(..).plot()`: the thresholds are vertical
+                lines there, with bands. Default None: new ones.
 
         Returns:
             The axes.

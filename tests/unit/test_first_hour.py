@@ -260,10 +260,16 @@ def test_a_threshold_has_the_colour_of_what_is_learned_there():
     assert colours(ax) == [plotting.colour(1), plotting.colour(0)]
     assert [drawn.get_label() for drawn in ax.containers] == ["index 2", "index 1"]
     stairs = Stairs([first, second], names=("layer 1", "layer 2"))
-    drawn = [line for line in stairs.plot().lines if line.get_gid()]
+    rows = stairs.plot()
+    assert [x.get_text() for x in rows.get_yticklabels()] == ["layer 2 learned", "layer 1 learned"]
+    assert [x.get_text() for x in rows.texts] == 2 * [r"$\alpha=$ 0.700 ± 0.010"]
+    bars = [bar.get_segments()[0][:, 0] for bar in rows.collections]
+    np.testing.assert_allclose(bars, 2 * [first.interval()])
+    drawn = [line for line in stairs.plot(ax.figure.add_subplot()).lines if line.get_gid()]
     assert [x.get_color() for x in drawn] == [plotting.colour(1), plotting.colour(0)]
     assert [x.get_label() for x in drawn] == [rf"layer {p}, $\alpha=0.7$" for p in (2, 1)]
-    assert not Stairs().plot().lines
+    empty = Stairs(message="Nothing is learned.").plot()
+    assert (len(empty.lines), empty.get_title("left")) == (0, "Nothing is learned.")
     ax = plotting.thresholds_against([[at([0.5, 0.5]), second]])
     assert colours(ax) == [plotting.colour(1), plotting.colour(0)]
     assert [drawn.get_label() for drawn in ax.containers] == ["index 1 and index 2", "index 1"]

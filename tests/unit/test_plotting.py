@@ -608,6 +608,57 @@ def test_a_legend_names_the_model_where_all_curves_share_it(ax):
     assert title() == "linear"
     one.plot(ax)
     assert title() == "linear"
+    gauss, other = (f"state evolution, {prior} prior" for prior in ("Gaussian", "Rademacher"))
+    assert labels(ax) == [gauss, f"{gauss} (2)", other, f"{gauss} (4)"]
+    widths = [x.get_linewidth() for x in ax.lines]
+    assert widths == sorted(set(widths), reverse=True)
+    smi.curve(smi.links.linear(0.1), [0.5], **few).plot(ax)
+    assert labels(ax)[2:] == [
+        f"{other}, noise 0.5",
+        f"{gauss}, noise 0.5 (4)",
+        f"{gauss}, noise 0.1",
+    ]
+
+
+def test_theory_of_descent_has_runs_beside_it():
+    """Their mean, each run with the last value it had."""
+    theory = synthetic.solution("descent_theory")
+    runs = [dataclasses.replace(synthetic.solution("gamp", steps=n), kind="train") for n in (5, 8)]
+    ax = theory.plot(runs=runs)
+    each = [np.asarray(run.trajectory["cosine"]) ** 2 for run in runs]
+    each[0] = np.pad(each[0], ((0, 3), (0, 0)), mode="edge")
+    for p in range(2):
+        np.testing.assert_allclose(drawn(ax, "gamp")[p], np.mean(each, axis=0)[:, p])
+    columns = "layer 1, descent theory", "layer 2, descent theory", "mean of 2, ± 2 s.e."
+    assert labels(ax) == [*columns, "layer 1, training", "layer 2, training", ""]
+    with pytest.raises(ValueError, match="runs: got runs beside a run; allowed: None, or theory"):
+        runs[0].plot(runs=runs)
+    with pytest.raises(ValueError, match="a batch, or runs without a history; allowed: runs with"):
+        theory.plot(runs=dataclasses.replace(runs[0], history={}))
+
+
+def test_errors_are_drawn_relative_to_a_curve(ax):
+    one = [dataclasses.replace(x, error=x.alpha) for x in synthetic.curve()]
+    runs = [dataclasses.replace(one[0], error=jnp.asarray(0.45), kind="gamp")]  # at α = 0.9
+    words = {"ax": ax, "relative_to": "Bayes"}
+    plotting.risk_against_alpha([synthetic.curve(), one, runs], ["Bayes", "a", "a"], **words)
+    np.testing.assert_allclose(drawn(ax, "theory"), [[1.0] * 3, [1.2, 2.4, 3.6]])
+    np.testing.assert_allclose(drawn(ax, "gamp"), [[1.8]])
+    assert ax.get_ylabel() == "mean squared error / Bayes"
+    with pytest.raises(
+        ValueError, match=r"relative_to: got one without α = \[0.3 0.6\]; allowed: a"
+    ):
+        plotting.risk_against_alpha([runs, one], ["Bayes", "a"], **words)
+    with pytest.raises(ValueError, match="relative_to: got 'b'"):
+        plotting.risk_against_alpha([one], ["a"], relative_to="b")
+
+
+def test_markers_of_several_learners_stand_side_by_side(ax):
+    runs = [synthetic.solution("gamp", alpha=0.6)]
+    plotting.risk_against_alpha([runs] * 3, ["a", "b", "c"], ax)
+    places = [x.get_transform().transform(x.get_xydata())[0, 0] for x in ax.lines]
+    step = 3.5 / 72.0 * ax.figure.dpi
+    np.testing.assert_allclose(np.subtract(places, places[0]), [0.0, step, -step], atol=1e-9)
 
 
 def test_steps_are_integers(ax):

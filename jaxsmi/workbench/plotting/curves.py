@@ -6,15 +6,19 @@ cosine² = Q/S, with S the second moment of the signal, so that cos² of a run i
 
 from __future__ import annotations
 
+import json
+import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, product, zip_longest
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import equinox as eqx
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxsmi.core.display import format_estimate
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.core.validate import check, choice
@@ -22,13 +26,21 @@ from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.thresholds.transitions import jumps
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
-from jaxsmi.workbench.storage import MATRICES, MODEL_HASH, SCALARS, learner_name, model_hash
+from jaxsmi.workbench.storage import (
+    MATRICES,
+    MODEL_HASH,
+    SCALARS,
+    learner_name,
+    model_hash,
+    parameters,
+)
 from jaxsmi.workbench.sweeps import mean_error
 
 if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     from jaxsmi.thresholds.stairs import Stairs
     from jaxsmi.thresholds.transitions import FirstOrder
@@ -54,6 +66,8 @@ _MEANS = "means of runs"  # gid of an entry of the legend
 _THRESHOLD = "threshold"  # marks their lines
 _AT = r", $\alpha="  # between the name of a threshold and its value
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
+# of lines of theory: their model in words, and under "" the end of their label that tells it
+_MODELS: WeakKeyDictionary[Line2D, dict[str, str]] = WeakKeyDictionary()
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
 
@@ -72,7 +86,8 @@ def overlap_against_alpha(
 
     Points of theory, and runs, that did not converge are crosses, and no part of a mean. Lines join
     neighbouring points, also those on both sides of a jump, which a curve does not know:
-    `FirstOrder.plot` leaves a gap there.
+    `FirstOrder.plot` leaves a gap there. Of lines that coincide the first ones are broader, and
+    markers of several learners at one α stand side by side.
 
     Args:
         theory: State evolution, of which Q/S is drawn (of a learner the squared cosine): one
@@ -83,7 +98,8 @@ def overlap_against_alpha(
         ax: Axes to draw in. Default None: new ones. Each learner or label on the same axes has its
             own line style and markers, and with a single index its own colour.
         names: Of the indices. Default None: those of the model.
-        label: In the legend. Default None: "state evolution" and "GAMP", or the learner.
+        label: In the legend. Default None: "state evolution" and "GAMP", or the learner, with what
+            differs between the models of the lines, as "noise 0.2".
         bands: Half width of error bands, and of the error bars of means, in standard errors.
             Default 2.
         legend: Draw one. Default True.
@@ -110,6 +126,10 @@ def overlap_against_alpha(
         if runs:
             points = np.array([_point(solution, p) for solution in runs]).T
             _means(ax, runs, points, bands, _look(ax, p, names, of_runs, runs[0].kind))
+    if curve and label is None:  # lines of other models than these get their differences
+        told, n = _facts(parameters(_model(curve))), of_curve.rpartition("|")[2]
+        of = {x: told | {"": f" ({n})" * (n != "1")} for x in ax.lines if x.get_gid() == of_curve}
+        _MODELS.update(of)
     squared = any(isinstance(solution, LearnerSolution) for solution in (*curve, *runs))
     ordinate = _SQUARED if squared or ax.get_ylabel() == _SQUARED else _OVERLAP
     return _finish(ax, 2 * legend, title, xlabel=_ALPHA, ylabel=ordinate, ylim=_UNIT)
@@ -117,7 +137,7 @@ def overlap_against_alpha(
 
 @style()
 def overlap_against_iteration(
-    gamp: Solution | None = None,
+    gamp: Solution | Iterable[Solution] | None = None,
     theory: Solution | None = None,
     ax: Axes | None = None,
     *,
@@ -128,9 +148,11 @@ def overlap_against_iteration(
     """Draw how each index is learned: message passing as markers on state evolution.
 
     Args:
-        gamp: A solution of message passing with a history.
-        theory: A solution of state evolution with a history. Beside message passing it must be one
-            with `iteration=smi.Iteration(newton=False)`: accelerated steps are others.
+        gamp: A run with a history, or several, which start alike: the mean, with a bar of two of
+            its standard errors.
+        theory: A solution of state evolution, or of `descent_theory`, with a history. Beside
+            message passing it must be one with `iteration=smi.Iteration(newton=False)`: accelerated
+            steps are others.
         ax: As in `overlap_against_alpha`.
         quantity: "cosine" draws cos² of message passing (it needs a teacher) on Q/S of state
             evolution, "overlap" draws Q of both. Default "cosine".
@@ -146,12 +168,17 @@ def overlap_against_iteration(
         ImportError: Without matplotlib, with the remedy.
     """
     squared = choice("quantity", quantity, ("cosine", "overlap")) == "cosine"
-    solutions = [x for x in (theory, gamp) if x is not None]
+    runs = [] if gamp is None else _solutions("runs (gamp)", gamp)
+    single = all("step" in x.history and np.ndim(x.overlap) == 2 for x in runs)
+    check(single, "runs (gamp)", "a batch, or runs without a history", "runs with a history")
+    solutions = [*([] if theory is None else [theory]), *runs]
     names, title = list(names or ()) or _names(solutions), _title(solutions, alpha=True)
     ax = drawing.axes_or_new(ax)
-    of_theory, of_run = _owners(ax, *([] if x is None else [x] for x in (theory, gamp)))
-    run = {} if gamp is None else gamp.trajectory
-    steps = [_STEP] * (gamp is not None)
+    of_theory, of_run = _owners(ax, [] if theory is None else [theory], runs)
+    paths = [x.trajectory for x in runs]
+    at = max((x["step"] for x in paths), key=len, default=np.zeros(0))
+    at = at[:: max(-(-len(at) // _MOST_MARKERS), 1)]
+    steps = [_STEP] * bool(runs)
     steps += [] if theory is None else [_SOLVER_STEP if _accelerated(theory) else _STEP]
     drawn = {*steps, ax.get_xlabel()} & {_STEP, _SOLVER_STEP}
     allowed = "plain iterations, smi.state_evolution(.., iteration=smi.Iteration(newton=False))"
@@ -163,13 +190,20 @@ def overlap_against_iteration(
             if squared:
                 overlap = np.asarray(theory.cosines(recorded))[:, p] ** 2
             # a fixed point stays where it is while the run beside it goes on
-            if bool(theory.converged) and run and step[-1] < run["step"][-1]:
-                step, overlap = np.append(step, run["step"][-1]), np.append(overlap, overlap[-1])
+            if bool(theory.converged) and len(at) and step[-1] < at[-1]:
+                step, overlap = np.append(step, at[-1]), np.append(overlap, overlap[-1])
             drawing.joined(ax, step, overlap, **_look(ax, p, names, of_theory, theory.kind))
-        if gamp is not None and run:
-            values = run["cosine"][:, p] ** 2 if squared else run["overlap"][:, p, p]
-            look = _look(ax, p, names, of_run, gamp.kind)
-            ax.plot(run["step"], values, markevery=-(-len(values) // _MOST_MARKERS), **look)
+        if len(at):  # a run that ended keeps its last value
+            of = lambda x: x["cosine"][:, p] ** 2 if squared else x["overlap"][:, p, p]  # noqa: B023
+            values = np.array([np.interp(at, x["step"], of(x)) for x in paths])
+            look = _look(ax, p, names, of_run, runs[0].kind)
+            if len(runs) > 1:
+                bars = 2.0 * values.std(axis=0, ddof=1) / np.sqrt(len(runs))
+                bar = {"fmt": "none", "ecolor": look["color"], "capsize": 0, "zorder": 2.9}
+                ax.errorbar(at, values.mean(axis=0), bars, **bar)
+            ax.plot(at, values.mean(axis=0), **look)
+            if len(runs) > 1:
+                _key_of_means(ax, np.array([len(runs)]), 2.0)
     ax.set_xlim(left=0)
     drawing.integer_ticks(ax)
     ordinate = _SQUARED if squared else "overlap $Q$"
@@ -260,10 +294,30 @@ def _title(solutions: Sequence[Solution], alpha: bool = False) -> str:
     model = _model([x for x in solutions if x.kind in _THEORY or type(x) is Solution])
     if model is None:
         return ""
-    words = [getattr(model, "name", type(model).__name__).replace("_", " ")]
-    words += [f"{type(model.prior).__name__} prior"] if hasattr(model, "prior") else []
-    words += [rf"$\alpha={float(solutions[0].alpha):.3g}$"] * alpha
-    return ", ".join(words)
+    words = [rf"$\alpha={float(solutions[0].alpha):.3g}$"] * alpha
+    return ", ".join([*_named(_facts(parameters(model))), *words])
+
+
+def _named(facts: Mapping[str, str], varied: Sequence[str] = ()) -> list[str]:
+    return [facts[x] for x in ("name", "prior") if x in facts and x not in varied]
+
+
+def _facts(model: Any) -> dict[str, str]:
+    """A model, as `parameters` gives it, in words: its name, its prior, and its numbers."""
+
+    def numbers(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        for key, value in tree.items():
+            listed = value if isinstance(value, list) else [value]
+            if isinstance(value, dict):
+                yield from numbers(value)
+            elif listed and all(isinstance(x, float) for x in listed):
+                yield key, " ".join([key.replace("_", " "), *(f"{x:.3g}" for x in listed)])
+
+    if not isinstance(model, dict):  # it could not be built
+        return {}
+    found = {"name": str(model.get("name", model["type"])).replace("_", " ")}
+    found |= {"prior": f"{model['prior']['type']} prior"} if model.get("prior") else {}
+    return found | dict(numbers(model))
 
 
 def _owner(solution: Solution) -> str:
@@ -329,14 +383,16 @@ def _theory(
     drawing.joined(ax, np.insert(x, ends + 1, np.nan), np.insert(y, ends + 1, np.nan), **look)
 
 
-def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str) -> None:
+def _mark(
+    ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str, **shift: Any
+) -> None:
     """Crosses where no fixed point was reached, open circles where it is unstable."""
     codes = np.array([int(solution.result) for solution in solutions])
     unstable = codes == Result.UNSTABLE
     failed = ~(np.isin(codes, _SOUND) | unstable)
     for name, where, mark in (("not converged", failed, CROSS), ("unstable", unstable, _RING)):
         if where.any():
-            ax.plot(*points[:2, where], color=tint, **mark)
+            ax.plot(*points[:2, where], color=tint, **mark, **shift)
             ax.plot([], [], color=INK, label=name, **mark)  # for the legend
 
 
@@ -347,7 +403,13 @@ def _means(
     spread, without runs that did not converge: those are crosses, and where they are the majority,
     there is no mean, as the others are no fair sample: those are small markers. A warning says
     which have no y."""
-    _mark(ax, runs, points, look["color"])
+    # side by side with runs of others at the same α
+    at, own = points[0], look.get("gid") or look["label"]
+    there = lambda x: np.isclose(np.ravel(x.get_xdata())[:, None], at, rtol=0.02).any()
+    beside = {_owns(x) for x in ax.lines if x.get_linestyle() == "None" and there(x)} - {"", own}
+    shift = drawing.shifted(ax, len(beside))
+    _mark(ax, runs, points, look["color"], **shift)
+    look = look | shift
     known = np.isfinite(points[1])
     sound = np.isin([int(run.result) for run in runs], _SOUND)
     at_same = (sound[known & (points[0] == a)] for a in points[0])
@@ -370,8 +432,11 @@ def _means(
         look |= {"markerfacecolor": "white"}
     if np.any(error > 0.0):
         tint = look["color"]
-        ax.errorbar(at, mean, bars * error, fmt="none", ecolor=tint, capsize=0, zorder=2.9)
+        ax.errorbar(at, mean, bars * error, fmt="none", ecolor=tint, capsize=0, zorder=2.9, **shift)
     ax.plot(at, mean, **look)
+    ends = np.concatenate([mean - bars * error, mean + bars * error])
+    ax.update_datalim(np.transpose([np.tile(at, 2), ends]))  # not known of shifted markers
+    ax.autoscale_view()
     if np.any(error > 0.0):
         _key_of_means(ax, counts, bars)
 
@@ -411,12 +476,41 @@ def _finish(ax: Axes, columns: drawing.Columns, title: str = "", **labels: Any) 
             if str(drawn.get_gid()).startswith("Bayes|") and "Bayes" not in label:
                 label = label.replace("GAMP", "Bayes, GAMP").replace("state evolution", "Bayes")
                 drawn.set_label(label)
+    _tell_apart(ax)
     if columns:
         if title and (before := ax.get_legend()) is not None:
             words = before.get_title().get_text().split(", ")
             title = ", ".join(word for word in words if word in title.split(", "))
+        labelled = [x for x in ax.lines if not str(x.get_label()).startswith("_")]
+        of_lines = [str(x.get_label()) for x in labelled if x.get_linestyle() != "None"]
+        if columns == 2 and 2 * len(of_lines) <= len(labelled):  # theory, and runs beside it
+            columns = [of_lines, []]
         drawing.legend_above(ax, columns, title=title)
     return ax
+
+
+def _tell_apart(ax: Axes) -> None:
+    """Name what differs between the models of the lines, and let a line under others be broader,
+    so that both are seen where they coincide."""
+    told = [(x, facts) for x in ax.lines if (facts := _MODELS.get(x))]
+    names = dict.fromkeys(name for _, facts in told for name in facts if name)
+    differ = [name for name in names if len({facts.get(name) for _, facts in told}) > 1][:3]
+    for k, (x, facts) in enumerate(told):
+        before = str(x.get_label()).removesuffix(facts[""])
+        facts[""] = "".join(f", {facts[name]}" for name in differ if name in facts)
+        if before + facts[""] in [y.get_label() for y, _ in told[:k]]:  # again the same model
+            facts[""] += f" ({str(x.get_gid()).rpartition('|')[2]})"
+        x.set_label(before + facts[""])
+    theory = [x for x in ax.lines if _owns(x) and x.get_linestyle() != "None"]
+    owners = list(dict.fromkeys(map(_owns, theory)))[::-1]
+    for x in theory:
+        x.set_linewidth(1.4 + min(0.4, 1.2 / len(owners)) * owners.index(_owns(x)))
+
+
+def _owns(drawn: Line2D) -> str:
+    """The owner of a line, "" of one without: a threshold, a cross."""
+    gid, label = drawn.get_gid(), str(drawn.get_label())
+    return "" if gid in (_THRESHOLD, _MEANS) or label.startswith("_") else gid or label
 
 
 @style()
@@ -528,6 +622,7 @@ def risk_against_alpha(
     *,
     quantity: str = "error",
     values: Sequence[Estimate | ArrayLike] | None = None,
+    relative_to: str | None = None,
 ) -> Axes:
     """Draw an error of several learners against α.
 
@@ -535,7 +630,8 @@ def risk_against_alpha(
     open circles unstable ones. Runs are markers in the colour of the curve of their learner, those
     of GAMP circles. Of several runs at one α the mean is drawn, with a bar of two of its standard
     errors; runs that did not converge are crosses outside of the mean, and where they are more than
-    half, there is no mean, and the others are small markers. `ax.set_yscale("log")` on the axes
+    half, there is no mean, and the others are small markers. Markers of several learners at one α
+    stand side by side. `ax.set_yscale("log")` on the axes
     that are returned shows small errors.
 
     Args:
@@ -553,13 +649,15 @@ def risk_against_alpha(
             student, curve in ..]`, the shares of wrong signs; or arrays, which have no bands, of a
             table (seed, alpha), as `np.arccos(table.cosine[..., 0]) / np.pi`. Default None: those
             of the solutions.
+        relative_to: One of `labels`, such as "Bayes": draws the ratio of each error to that of this
+            curve, which must have the α of all others. Default None: the errors themselves.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: Without a curve, with another number of labels or values, or for a quantity
-            that one of the solutions does not have.
+        ValueError: Without a curve, with another number of labels or values, for a quantity
+            that one of the solutions does not have, or for α that `relative_to` does not have.
         ImportError: Without matplotlib, with the remedy.
     """
     one = hasattr(curves, "overlap")  # a curve or a solution
@@ -585,6 +683,10 @@ def risk_against_alpha(
     sizes = [(len(curve),) for curve in curves]
     shapes = [np.shape(np.atleast_1d(estimate.value)) for estimate in values]
     check(shapes == sizes, "values", f"numbers of shapes {shapes}", f"those of shapes {sizes}")
+    if relative_to is not None:
+        first = list(labels).index(choice("relative_to", relative_to, labels))
+        values = _ratios(curves, values, first)
+        words = f"{words.partition(' (')[0]} / {relative_to}"
     of_theory = [n for n, c in enumerate(curves) if all(x.kind in _THEORY for x in c)]
     ax, hues = drawing.axes_or_new(ax), {}
     rows: dict[int, tuple[list[str], list[str]]] = {}  # of the legend: theory, its runs beside it
@@ -606,6 +708,25 @@ def risk_against_alpha(
     mixed = 0 < len(of_theory) < len(curves)
     columns = list(zip(*beside, strict=True)) if mixed else min(len(curves), 3)
     return _finish(ax, columns, _title(list(chain(*curves))), xlabel=_ALPHA, ylabel=words)
+
+
+def _ratios(
+    curves: Sequence[Sequence[Solution]], values: Sequence[Any], base: int
+) -> list[Estimate]:
+    """The errors over those of curve `base` at the same α. Its error counts as an independent one,
+    of which common random numbers cancel a part."""
+    alphas = [np.array([float(x.alpha) for x in curve]) for curve in curves]
+    under, of_under = (np.atleast_1d(x) for x in values[base])
+    ratios: list[Estimate] = []
+    for n, (alpha, (value, error)) in enumerate(zip(alphas, values, strict=True)):
+        near = np.argmin(np.abs(alpha[:, None] - alphas[base]), axis=1)
+        missed = alpha[~np.isclose(alpha, alphas[base][near], rtol=0.01)]
+        allowed = "a curve at all α of the others"
+        check(not missed.size, "relative_to", f"one without α = {missed}", allowed)
+        ratio = np.atleast_1d(value) / under[near]
+        spread = np.hypot(error, ratio * of_under[near]) / under[near]
+        ratios.append(Estimate(*np.array([ratio, (n != base) * spread])))
+    return ratios
 
 
 def _theory_of(n: int, curves: Sequence[Sequence[Solution]], of_theory: list[int]) -> int:
@@ -689,9 +810,31 @@ def _tints(stairs: Sequence[Any], names: Any = None) -> tuple[list[int], list[st
 @style()
 def staircase(stairs: Stairs, ax: Axes | None = None) -> Axes:
     """See `Stairs.plot`."""
-    ax = drawing.axes_or_new(ax)
-    for critical, tint, name in zip(stairs, *_tints([stairs]), strict=True) if stairs else ():
-        threshold(critical, ax, name, colour(tint))
+    tints, labels = _tints([stairs]) if stairs else ([], [])
+    steps = list(zip(stairs, map(colour, tints), labels, strict=True))
+    if ax is not None:
+        for critical, tint, name in steps:
+            threshold(critical, ax, name, tint)
+        return drawing.axes_or_new(ax)
+    ax, figure = drawing.axes_or_new(ax), drawing.import_pyplot().gcf()
+    figure.set_figheight(0.7 + 0.36 * max(len(steps), 1))
+    known = [float(x.alpha) for x in stairs if np.isfinite(x.alpha)]
+    end = 1.4 * max(known, default=0.0) or 1.0
+    for k, (critical, tint, _) in enumerate(steps):
+        alpha, (low, _) = float(critical.alpha), critical.interval()
+        ax.plot([alpha, end], [k, k], color=tint, lw=7, alpha=0.3, solid_capstyle="butt")
+        look: dict[str, Any] = markers(0) | {"color": tint, "markerfacecolor": "white"}
+        ax.errorbar(alpha, k, xerr=np.nan_to_num(alpha - low), **look)
+        said = rf"$\alpha=$ {format_estimate(critical.alpha, critical.stderr)}"
+        said = said if alpha else r"any $\alpha>0$"
+        right = alpha > 0.5 * end  # as much room on the other side
+        place: dict[str, Any] = {"ha": "right" if right else "left", "textcoords": "offset points"}
+        place |= {"xytext": (-5 if right else 5, 5), "fontsize": 7}
+        ax.annotate(said if np.isfinite(alpha) else "no root found", (alpha, k), **place)
+    ax.grid(axis="y", visible=False)
+    ax.set(xlim=(0.0, end), ylim=(-0.6, len(steps) - 0.2), xlabel=_ALPHA)
+    ax.set_yticks(range(len(steps)), [f"{name} learned" for name in labels])
+    ax.set_title(textwrap.fill(stairs.message, 60), loc="left", fontsize=7)
     return ax
 
 
@@ -793,12 +936,12 @@ def sweep(table: xarray.Dataset, figure: Figure | None = None) -> Figure:
         each, own = each.transpose(*table.overlap.dims), 0.0 * own
     share, error = each.mean("seed"), mean_error(each, own)
     failed = (~table.result.isin(_SOUND)).any("seed")
-    parameters = [str(name) for name in share.dims[:-3]]
+    axes = [str(name) for name in share.dims[:-3]]
     count = share.sizes["index"]
     figure.set_size_inches(drawing.PAGE if count > 1 else drawing.COLUMN, 2.7)
     panels = np.ravel(figure.subplots(1, count, sharey=True, squeeze=False))
     number = lambda x: f"{x:.4g}" if isinstance(x, float) else str(x)
-    said = [[f"{name} {number(x)}" for x in share[name].values] for name in parameters]
+    said = [[f"{name} {number(x)}" for x in share[name].values] for name in axes]
     first, others = said[0] if said else [""], [", ".join(x) for x in product(*said[1:])]
     shapes = [markers(0, n)["marker"] for n in range(len(others))] if len(said) > 1 else ["."]
     looks = [line(n) | {"marker": x, "markersize": 3.5} for n, x in enumerate(shapes)]
@@ -807,7 +950,7 @@ def sweep(table: xarray.Dataset, figure: Figure | None = None) -> Figure:
     tints = drawing.shades(len(first))
     for p, ax in enumerate(panels):
         of_index = lambda x: x.isel(index=p, index_=p)  # noqa: B023
-        flat = lambda x: x.stack(row=parameters) if parameters else x.expand_dims("row")
+        flat = lambda x: x.stack(row=axes) if axes else x.expand_dims("row")
         rows, errors, missed = (
             flat(x).transpose("row", "alpha") for x in (of_index(share), of_index(error), failed)
         )
@@ -831,11 +974,17 @@ def sweep(table: xarray.Dataset, figure: Figure | None = None) -> Figure:
         last.plot([], [], color=INK, label="not converged", **CROSS)
     if len(tints) > _MOST_NAMES:
         _colour_bar(list(panels), first, tints)
+    facts = _facts(json.loads(table.attrs.get("models", "[0]"))[0])
+    words = _named(facts, axes)
+    words += [table.attrs["learner"]] if "learner" in table.attrs else []
+    words += [_word(str(table.attrs.get("solver", "")).strip('"'))]
+    title = ", ".join(filter(None, words))
     if count > 1:  # the panels share it, at their right
+        figure.suptitle(title, fontsize=7)
         drawing.legend(last, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     else:
         columns = [x[k : k + 5] for x in named for k in range(0, len(x), 5)]
-        drawing.legend_above(last, columns if len(said) > 1 and columns else 4)
+        drawing.legend_above(last, columns if len(said) > 1 and columns else 4, title=title)
     return figure
 
 
