@@ -17,6 +17,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
+import jax
 import numpy as np
 
 from jaxsmi.cli.flags import CommandLine, call, check_names, flags_of, in_shell
@@ -26,6 +27,9 @@ from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.options import setup, user_cache
 from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import LearnerSolution, Solution, Threshold, index_names
+from jaxsmi.learners.losses import misclassification
+from jaxsmi.models.index import IndexModel
+from jaxsmi.models.prediction import generalization_error
 from jaxsmi.thresholds.stairs import Stairs
 from jaxsmi.thresholds.transitions import FirstOrder
 from jaxsmi.workbench import plotting, storage
@@ -244,8 +248,8 @@ def report(result: Any) -> Report:
         axes = lambda figure: result.plot(figure.subplots())
         # a root has no trajectory to draw
         draw = axes if "step" in result.history else None
-        return Report(plain(result), repr(result), lambda: result, draw)
-    steps = [result] if isinstance(result, Threshold) else result
+        return Report(plain(result), text_of(result), lambda: result, draw)
+    steps: Any = [result] if isinstance(result, Threshold) else result
     if isinstance(steps, list) and all(isinstance(step, Threshold) for step in steps):
         stored = lambda: steps or storage.arrays({})
         text = repr(result)
@@ -254,10 +258,40 @@ def report(result: Any) -> Report:
     data = plain(result)
     arrays = named_leaves(data)
     text = repr(result) if isinstance(result, Solution | FirstOrder) else _lines(arrays)
+    if isinstance(steps, list) and {*map(type, steps)} == {LearnerSolution}:  # minima
+        text = "\n\n".join(map(text_of, steps))
     data = data if isinstance(data, dict) else {"value": data}
     axes = lambda figure: result.plot(figure.subplots())
     draw = axes if isinstance(result, FirstOrder) else None
     return Report(data, text, lambda: storage.arrays(arrays), draw)
+
+
+def text_of(solution: Solution) -> str:
+    """The text of a solution, with the share of wrong signs if its labels are signs."""
+    share = wrong_signs(solution)
+    if share is None:
+        return repr(solution)
+    run = solution.weights is not None  # without an error bar
+    words = f"wrong signs {number(share[0]) if run else format_estimate(*share)}, "
+    return repr(solution).replace("\n  error ", f"\n  {words}error ", 1)
+
+
+def wrong_signs(solution: Solution) -> tuple[Any, Any] | None:
+    """The share of wrong signs on new inputs, label noise apart, and its error; None if labels are
+    not ±1."""
+    learner = isinstance(solution, LearnerSolution)
+    student = getattr(solution.learner, "student", None) if learner else solution.model
+    if student is None or not _has_signs(solution.model):
+        return None
+    if _has_signs(student):  # a wrong sign costs (1 + 1)²
+        return solution.error / 4.0, solution.stderrs.get("error", np.zeros(())) / 4.0
+    key = jax.random.key(0)
+    return generalization_error(student, solution, key=key, loss=misclassification)
+
+
+def _has_signs(model: Any) -> bool:
+    labels: Any = model.channel.outcomes if isinstance(model, IndexModel) else None
+    return np.ndim(labels) == 1 and bool(np.all(np.abs(labels) == 1.0))
 
 
 def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:
@@ -295,8 +329,10 @@ def _estimates(result: Any) -> dict[str, tuple[Any, Any]]:
         if isinstance(result, LearnerSolution) and np.all(np.isfinite(result.cosine)):
             kind, columns = "cosine", (result.cosine, result.stderrs["cosine"])
         names = [f"{kind} of {name}" for name in index_names(result.model, len(result.overlap))]
-        error = result.error, result.stderrs.get("error", np.zeros(()))
-        return dict(zip(names, zip(*columns, strict=True), strict=True)) | {"error": error}
+        share = wrong_signs(result)
+        error = {"error": (result.error, result.stderrs.get("error", np.zeros(())))}
+        error = error if share is None else {"wrong signs": share}
+        return dict(zip(names, zip(*columns, strict=True), strict=True)) | error
     found: dict[str, Any] = {}
     if isinstance(result, Threshold):
         found = {"threshold": result}
@@ -332,7 +368,8 @@ def _draw_against(
 ) -> None:
     """Draw overlaps or thresholds against a flag, with bars of two standard errors."""
     axes = figure.subplots()
-    labels = [label for label in rows[0] if label != "error"]
+    labels = [label for label in rows[0] if label not in ("error", "wrong signs")]
+    solved = len(labels) < len(rows[0])
     for k, label in enumerate(labels):
         estimates, errors = np.array([row[label] for row in rows], float).T
         missing = int(np.sum(~np.isfinite(estimates)))
@@ -341,11 +378,11 @@ def _draw_against(
         look: dict[str, Any] = drawing.markers(k) | {"linestyle": "-"}
         axes.errorbar(values, estimates, 2.0 * np.nan_to_num(errors), label=shown, **look)
     axes.update_datalim(np.transpose([values, values]), updatey=False)  # also where nothing is
-    what = labels[0].partition(" of ")[0] if "error" in rows[0] else r"threshold $\alpha$"
+    what = labels[0].partition(" of ")[0] if solved else r"threshold $\alpha$"
     axes.set(xlabel=name.replace("_", " "), ylabel=what)
     if min(values) > 0.0 and max(values) > 30.0 * min(values):  # as of a ridge 0.01, 0.1, 1
         axes.set_xscale("log")
-    if "error" not in rows[0]:
+    if not solved:
         drawing.from_zero(axes)
     if len(labels) > 1 or not np.all(np.isfinite([row[labels[0]][0] for row in rows])):
         drawing.legend_above(axes, 2)
@@ -376,4 +413,6 @@ def plain(value: Any) -> Any:
         data["message"] = value.message
     if isinstance(value, Solution):
         data |= {"converged": value.converged, "cosine": value.cosine}
+        if np.ndim(value.overlap) == 2 and (share := wrong_signs(value)) is not None:
+            data["wrong_signs"], data["stderrs"]["wrong_signs"] = share
     return data

@@ -20,7 +20,7 @@ from jaxtyping import PRNGKeyArray
 
 import jaxsmi as smi
 from jaxsmi.cli.flags import check_names, make_model, with_records
-from jaxsmi.cli.report import Report, plain, report
+from jaxsmi.cli.report import Report, plain, report, text_of
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.results import Result, counts
@@ -116,7 +116,7 @@ def _theory(
 
 def _beside(learned: Solution, theory: Solution, curve: smi.Curve, dimension: int) -> Report:
     """The report of a run and its theory."""
-    text = [repr(learned), repr(theory)]
+    text = [text_of(learned), text_of(theory)]
     missed = ", ".join(number(x.alpha) for x in curve if not bool(x.converged))
     if missed:
         text.append(f"The curve did not converge at alpha = {missed}, drawn as crosses.")

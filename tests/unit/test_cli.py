@@ -219,10 +219,27 @@ def test_state_evolution_prints_one_json_object(capsys):
     assert found["settings"]["noise"] == 0.5
     assert [point["alpha"] for point in found["curve"]] == [0.5, 2.0]
     for point in found["curve"]:
+        assert "wrong_signs" not in point
         assert (point["result"], point["converged"]) == ("SUCCESS", True)
         # the channel is exact; the fixed point is good to 1e-4
         exact = linear_overlap(point["alpha"], 0.5)
         assert point["overlap"][0][0] == pytest.approx(exact, abs=2e-4)
+
+
+def test_labels_of_two_signs_show_the_share_of_wrong_ones(capsys):
+    """Label and prediction are signs of one field each: the share is arccos(cosine)/π."""
+    few = ["--points", 1024, "--nets", 2]
+    bayes, scores = ["state-evolution", "sign"], ["risk", "sign", "--student", "linear"]
+    for words in (bayes, [*scores, "--ridge", 0.1]):
+        found = json.loads(call(capsys, *words, "--alpha", 2, "--json", *few)[1])
+        exact = np.arccos(found["cosine"][0]) / np.pi
+        assert 0 < found["stderrs"]["wrong_signs"] < 0.01
+        # four standard errors
+        share = pytest.approx(exact, abs=4 * found["stderrs"]["wrong_signs"])
+        assert found["wrong_signs"] == share
+    table = call(capsys, *scores, "--alpha", 1, 2, *few)[1].splitlines()
+    assert "wrong signs" in table[0]
+    assert "error" not in table[0]
 
 
 @pytest.mark.slow
