@@ -268,9 +268,8 @@ class AbstractModel(eqx.Module):
                 several fields. Default False.
 
         Returns:
-            Labels (N, ...); with `bayes` a `Prediction` (mean, std) of such arrays. For signs
-            without label noise the probability of +1 is (1 + mean)/2; with noise, for any labels,
-            it is exp(model.channel.respond(labels, ω, V).log_partition).
+            Labels (N, ...); with `bayes` a `Prediction` (mean, std) of such arrays. Probabilities
+            of labels, noise included: `predict_proba`.
 
         Raises:
             ValueError: For a solution of theory, which has no weights, shapes that do not fit, or
@@ -290,10 +289,17 @@ class AbstractModel(eqx.Module):
         Source:
             [TCDKZ25], [theory: multi-index, Eqs. (77), (78)].
         """
+        bayes = validate.flag("bayes", bayes)
+        fields = self._fields_of(solution, inputs)
+        if not bayes:
+            return jax.vmap(self.link)(fields)
+        return self.metric.posterior_labels(fields, posterior_covariance(solution))
+
+    def _fields_of(self, solution: object, inputs: ArrayLike) -> Array:
+        """The fields of new inputs (N, P, M), or scores, of a solution or an estimate."""
         weights = getattr(solution, "weights", solution)  # also of a run that smi.load reads
         remedy = "the solution of gamp or train, or one that smi.load reads"
         check(weights is not None, "solution", "a solution without weights", remedy)
-        bayes = validate.flag("bayes", bayes)
         estimate = validate.array("solution", weights, f"{remedy}, or an estimate")
         signal = self.student.signal(estimate)
         shape = self.design.input_shape(signal.shape[-1])
@@ -304,19 +310,20 @@ class AbstractModel(eqx.Module):
         x = x[:, None] if x.ndim == 2 else x
         check(x.ndim == 3 and x.shape[1:] == shape, "inputs", inputs, allowed)
         _warn_of_new_inputs(self, solution, x)
-        fields = self.design.operator(x).forward(signal)
-        if not bayes:
-            return jax.vmap(self.link)(fields)
-        # V of a learner is a response, and that of training unknown: neither is a posterior's
-        allowed = "for bayes=True the solution of gamp with learner=smi.Bayes(), its default"
-        # a run that `smi.load` reads has these names, too
-        run = getattr(solution, "kind", "") in ("gamp", "spectral")
-        check(run and not hasattr(solution, "learner"), "solution", solution, allowed)
-        V = validate.array("solution", getattr(solution, "covariance", None), allowed)
-        return self.metric.posterior_labels(fields, V)
+        return self.design.operator(x).forward(signal)
 
     def __repr__(self) -> str:
         return constructor_repr(self)
+
+
+def posterior_covariance(solution: object) -> Array:
+    """V (P, P) of a run of Bayes; raise a ValueError for another solution."""
+    # V of a learner is a response, and that of training unknown: neither is a posterior's
+    allowed = "for a posterior the solution of gamp with learner=smi.Bayes(), its default"
+    # a run that `smi.load` reads has these names, too
+    run = getattr(solution, "kind", "") in ("gamp", "spectral")
+    check(run and not hasattr(solution, "learner"), "solution", solution, allowed)
+    return validate.array("solution", getattr(solution, "covariance", None), allowed)
 
 
 class AbstractStudent(eqx.Module):

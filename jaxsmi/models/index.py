@@ -40,7 +40,7 @@ from jaxsmi.core.arrays import (
     theory_dtype,
 )
 from jaxsmi.core.data import HasTeacher
-from jaxsmi.core.solution import Estimate
+from jaxsmi.core.solution import Estimate, Solution
 from jaxsmi.core.validate import POSITIVE, VARIANCE, check
 from jaxsmi.design.designs import IndexDesign, IndexOperator
 from jaxsmi.design.products import Inputs
@@ -51,6 +51,7 @@ from jaxsmi.models.base import (
     AbstractStudent,
     Prediction,
     label_shape,
+    posterior_covariance,
     title,
 )
 from jaxsmi.models.prediction import error_of_rows, posterior_labels, prediction_error
@@ -119,6 +120,48 @@ class IndexModel(AbstractModel, AbstractTeacher):
             column = self.prior.column(self.indices)
             free = jnp.sum(jnp.exp(column.log_weight) * jnp.linalg.matrix_rank(column.factor))
         return free / fixed
+
+    def predict_proba(self, solution: Solution, inputs: ArrayLike) -> Array:
+        r"""Predict the probabilities of the labels of new inputs, label noise included.
+
+        With ω = Ŵ x/√D and the posterior covariance V of the run,
+
+            P(y|x) = E P(y|z),   z_m ~ N(ω_m, V) for each token m.
+
+        Args:
+            solution: The solution of `gamp` or `spectral`, or one that `smi.load` reads.
+            inputs: New inputs (N, M, D), or (N, D) of one token.
+
+        Returns:
+            (N, K), one column a label: numbers in ascending order (-1, then +1), others in the
+            order of `model.channel.outcomes`, which of `smi.links.softmax` is that of classes.
+
+        Raises:
+            ValueError: For labels that are not a few known values, shapes that do not fit, or a
+                solution without a posterior, as of a learner other than smi.Bayes().
+
+        Example:
+            >>> import jax, jaxsmi as smi
+            >>> model, key = smi.links.sign(noise=0.1), jax.random.key(0)
+            >>> data = model.sample(key, dimension=200, alpha=3.0)
+            >>> model.predict_proba(smi.gamp(model, data, key=key), data.inputs).shape
+            (600, 2)
+
+        Cost:
+            K posteriors an input.
+
+        Source:
+            [TCDKZ25], [theory: multi-index, section 8].
+        """
+        labels = self.channel.outcomes
+        allowed = "labels of a few known values, such as signs, or those of outcomes="
+        check(labels is not None, "model", title(self), allowed)
+        assert labels is not None
+        omega, V = self._fields_of(solution, inputs), posterior_covariance(solution)
+        each = self.channel.statistic(jnp.sort(labels) if labels.ndim == 1 else labels)
+        tiled = [jnp.broadcast_to(y, (len(omega), *y.shape)) for y in each]
+        odds = [self.channel.respond(y, omega, V).log_partition for y in tiled]
+        return jax.nn.softmax(jnp.stack(odds, axis=1), axis=1)
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
         """Add two refusals: averages of runs, and directions under a prior whose columns differ,

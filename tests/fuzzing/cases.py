@@ -189,6 +189,8 @@ for model, given in ((LINEAR, {"teacher": TEACHER}), (SCORES, {})):
     case(model.sample, sizes, directions="object", teacher="array?", inputs="choice")
 # bayes: of a solution with a covariance only
 case(LINEAR.predict, {"solution": TEACHER, "inputs": INPUTS}, solution="array", bayes=None)
+RUN = smi.Solution(*[None] * 8, 0.5 * ONE, None, weights=TEACHER, kind="gamp")
+case(SIGN.predict_proba, {"solution": RUN, "inputs": INPUTS}, solution=None)
 WIDE_CALL = {"solution": np.eye(6), "inputs": WIDE.inputs}
 case(RECTANGLE.predict, WIDE_CALL, solution="array", bayes=None)
 for model in (SCORES, SYMMETRIC):

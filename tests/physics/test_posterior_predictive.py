@@ -49,14 +49,28 @@ def test_the_probability_of_a_noisy_sign():
     run, omega = posterior(W, jnp.array([[V]])), (x @ W[0])[:, :, None] / np.sqrt(7)
     for noise, p in ((0.0, 0.0), (0.3, 0.0), (0.3, flip)):
         model = smi.links.sign(noise, p)
-        found = jnp.exp(model.channel.respond(jnp.ones(200), omega, run.covariance).log_partition)
+        found = model.predict_proba(run, x)[:, 1]
         clean = 0.5 * (1.0 + erf(omega[:, 0, 0] / np.sqrt(2.0 * (V + noise))))
         np.testing.assert_allclose(found, p + (1.0 - 2.0 * p) * clean, rtol=1e-9)
     odds = lambda y, z: jnp.log(0.5 * (1.0 + y * (1.0 - 2.0 * flip) * jnp.sign(z[0, 0])))
     law = smi.MultiIndex(indices=1, log_likelihood=odds, outcomes=[-1.0, 1.0])
-    mean = law.predict(run, x, bayes=True).mean
+    mean, both = law.predict(run, x, bayes=True).mean, law.predict_proba(run, x)
     exact = flip + (1.0 - 2.0 * flip) * 0.5 * (1.0 + erf(omega[:, 0, 0] / np.sqrt(2.0 * V)))
     np.testing.assert_allclose(0.5 * (1.0 + mean), exact, atol=2e-3)
+    np.testing.assert_allclose(both, np.stack([1.0 - exact, exact], axis=1), atol=1e-6)
+
+
+def test_probabilities_of_labels_are_in_their_order():
+    """Of a field known to be large: +1 is the second column, the largest field the class."""
+    x, V = gaussian_inputs(40, 1, 7), 1e-6
+    run = posterior(10.0 * gaussian_inputs(1, 7), jnp.array([[V]]))
+    for model in (SIGN, smi.links.door(), smi.links.sign_committee(1)):
+        found = model.predict_proba(run, x)
+        np.testing.assert_array_equal(2 * jnp.argmax(found, axis=1) - 1, model.predict(run, x))
+    with pytest.raises(ValueError, match="model: got 'linear'; allowed: labels of a few known"):
+        smi.links.linear(0.1).predict_proba(run, x)
+    with pytest.raises(ValueError, match="for a posterior the solution of gamp"):
+        SIGN.predict_proba(run.weights, x)
 
 
 @pytest.mark.slow
