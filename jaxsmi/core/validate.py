@@ -139,7 +139,8 @@ def suggest_names(module: str, public: str, synonyms: Mapping[str, str] | None =
 
 def explained(function: _Function) -> _Function:
     """Answer arguments that a function does not take by those that it takes, the one that was
-    meant, and by the record that has one of that name."""
+    meant, the function that its docstring names ("with noise use .."), and by the record that has
+    one of that name."""
     own = {x: y for x, y in inspect.signature(function).parameters.items() if x != "self"}
 
     @functools.wraps(function)
@@ -152,6 +153,8 @@ def explained(function: _Function) -> _Function:
             said = f"{failure}; it takes {', '.join(own)}"
         unknown = next((name for name in named if name not in own), "inputs")
         said += "".join(f": did you mean {x}?" for x in difflib.get_close_matches(unknown, own, 1))
+        other = re.search(rf"; (with {unknown} use )`(.+)`", function.__doc__ or "")
+        said += f"; {other[1]}{other[2]}" if other else ""
         for name, argument in own.items():
             for word in re.findall(r"\w+", str(argument.annotation)):
                 kind: Any = function.__globals__.get(word)

@@ -164,7 +164,7 @@ def sign(noise: ArrayLike = 0.0, flip: ArrayLike = 0.0, prior: Prior = None) -> 
 def phase_retrieval(squared: bool = False, prior: Prior = None) -> MultiIndex:
     """Phase retrieval, y = |z| or z². Weak recovery at α = 1/2.
 
-    These labels have no noise; with noise use `smi.links.absolute(noise)`.
+    These labels have no noise; with noise use `smi.links.absolute(noise=..)`.
 
     Args:
         squared: y = z² instead of |z|. Default False.

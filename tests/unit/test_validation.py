@@ -89,7 +89,10 @@ def test_wrong_arguments_are_answered_by_those_of_the_function_and_of_its_record
         (lambda: smi.gamp(SIGN, DATA, max_steps=9), r"max_steps is .* iteration=smi\.Iteration\("),
         (lambda: smi.gamp(SIGN, DATA.inputs, DATA.labels), r"of data=smi\.Dataset\(\.\.\)\.$"),
         (lambda: smi.state_evolution(SIGN, 1.0, points=9), r"of averages=smi\.Averages\("),
-        (lambda: smi.links.phase_retrieval(noise=0.1), r"'noise'; it takes squared, prior\.$"),
+        (
+            lambda: smi.links.phase_retrieval(noise=0.1),
+            r"prior; with noise use smi\.links\.absolute\(noise=\.\.\)\.$",
+        ),
     ):
         with pytest.raises(TypeError, match=said):
             call()
