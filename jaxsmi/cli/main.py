@@ -15,6 +15,7 @@ import inspect
 import pathlib
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -83,8 +84,9 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
             report.set_up(words)
         return report.execute(words)
     except CycloptsError as error:
-        sentence = _plain(error, _kind(place))
-        print(f"{begin}: {sentence} (see {begin} --help)", file=sys.stderr)
+        sentence = f"{begin}: {_plain(error)} (see {begin} --help)"
+        lines = textwrap.fill(sentence, 100, subsequent_indent="  ", break_on_hyphens=False)
+        print(lines, file=sys.stderr)
     except BrokenPipeError:
         raise
     # errors of users' words, packages and files; any other error is one of this package
@@ -109,12 +111,15 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
     choices = {} if place.model else _choices(place.name)
     if choices and _kind(place) == "model":
         app.usage, app.group_commands = f"Usage: {begin} MODEL", "Models"
-    asks = any(word in ("-h", "--help", "--version") for word in rest)
-    if choices and not asks and (not rest or rest[0][:1] == "-"):
-        known = ["--help"] if place.name else ["--help", "--version"]
-        close = difflib.get_close_matches("".join(rest[:1]), known, 1)
-        said = f" Did you mean {close[0]}?" if close else ""
-        raise CycloptsError(msg=f"A {_kind(place)} is needed: {', '.join(choices)}.{said}")
+    word, asked = "".join(rest[:1]), {"-h", "--help", "--version"}
+    if choices and word not in choices and not (word[:1] == "-" and asked & {*rest}):
+        known = [*choices, "--help"] if place.name else [*choices, "--help", "--version"]
+        close = difflib.get_close_matches(word, known, 1, 0.65)  # --alpha is not --help
+        meant = f"Did you mean {close[0]}? " if close else ""
+        kind, named = _kind(place), word[:1] > "-"
+        said = f'Unknown {kind} "{word}". ' if named else ""
+        what = f"{kind.title()}s" if named else f"A {kind} is needed"
+        raise CycloptsError(msg=f"{said}{meant}{what}: {', '.join(choices)}.")
     for choice, summary in choices.items():
         app.command(_stub, name=choice, help=summary)
     if not choices:
@@ -169,7 +174,7 @@ def _reject_unknown(place: CommandLine, rest: Sequence[str], names: list[str]) -
         models = [x for x in MODELS if place.model and argument in arguments_of(MODELS[x])]
         close = difflib.get_close_matches(name, known, 1)
         said = f" Did you mean --{close[0]}?" if close else ""
-        said = f" It belongs to {' and '.join(models)}." if models else said
+        said = f" It belongs to {', '.join(models)}." if models else said
         objects = any(argument in arguments_of(target, words=False) for target in targets)
         if objects:
             raise CycloptsError(msg=f"--{name} takes an object: use Python.")
@@ -224,8 +229,8 @@ def _integer(_: type, tokens: Sequence[Token]) -> int:
     raise ValueError(f"{word} is no integer")
 
 
-def _plain(error: CycloptsError, kind: str) -> str:
-    """What is wrong with the words, in one sentence; `kind`: what the first of them is."""
+def _plain(error: CycloptsError) -> str:
+    """What is wrong with the words, in one sentence."""
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return f"A value of {error.argument.name} is needed."
     if isinstance(error, UnusedCliTokensError):
@@ -236,8 +241,7 @@ def _plain(error: CycloptsError, kind: str) -> str:
         spaced = f"{flag} {word.replace(',', ' ')}"
         write = spaced if several else f"--vary {flag.removeprefix('--')}={word}"
         return f"{flag}: got {word}; for several values write {write}."
-    sentence = " ".join(str(error).split())
-    return re.sub(r"(Unknown|Available) command", rf"\1 {kind}", sentence)
+    return " ".join(str(error).split())
 
 
 def _with_flag(sentence: str) -> str:

@@ -58,16 +58,21 @@ def started(*words):
     ("words", "said"),
     [
         ([], "A command is needed"),
-        (["--versoin"], "Did you mean --version? (see"),
-        (["gamp", "--hlep"], "Did you mean --help? (see"),
+        (["--versoin"], "Did you mean --version? A command is needed: run, "),
+        (["gamp", "--hlep"], "Did you mean --help? A model is needed: deep"),
         (["gamp"], "A model is needed"),
         (["gamp", "--alpha", "1"], "A model is needed: deep-attention, "),
         (["sgd", "--alpha", "1"], "A command is needed: flow, "),
-        (["gamp", "sgn"], 'Unknown model "sgn". Did you mean "sign"? Available models: '),
+        (["gamp", "sgn"], 'Unknown model "sgn". Did you mean sign? Models: deep-attention, '),
+        (["gamp", "sgn", "--help"], "Did you mean sign? Models: deep-attention, "),
+        (
+            ["swep"],
+            "first-order, recovery-threshold, train, descent-theory, sgd. (see jaxsmi --help)",
+        ),
         (["gamp", "sign", "--learner", "x"], "gamp sign: --learner takes an object: use Python."),
         (["gamp", "deep-attention", "--link", "x"], "There is no flag --link here. (see"),
-        (["gmp", "sign"], 'Did you mean "gamp"?'),
-        (["gamp", "deep-atention"], 'Did you mean "deep-attention"?'),
+        (["gmp", "sign"], "Did you mean gamp?"),
+        (["gamp", "deep-atention"], "Did you mean deep-attention?"),
         (["gamp", "sign", "--aplha", "2"], "Did you mean --alpha?"),
         (["gamp", "sign", "--alpha", "x"], "--alpha"),
         (["gamp", "sign", "--alpha", "0.5,1"], "for several values write --vary alpha=0.5,1."),
@@ -95,8 +100,7 @@ def started(*words):
 def test_wrong_words_are_one_sentence_and_status_2(capsys, words, said):
     code, out, err = call(capsys, *words)
     assert (code, out) == (2, "")
-    assert said in err
-    assert len(err.strip().splitlines()) == 1
+    assert said in " ".join(err.split())
 
 
 @pytest.mark.parametrize("name", list(flags.COMMANDS))
