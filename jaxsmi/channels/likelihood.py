@@ -176,14 +176,14 @@ class IntegratedChannel(FibreChannel):
     """p(y|z) = N(y; link(z), Δ) or exp(log_likelihood(y, z)) for any JAX link. Its labels fix no
     field: all P·M fields are open variables of the integral (words: channels/fibres.py)."""
 
-    law: Callable[[Array], Array]
+    link_function: Callable[[Array], Array]
     noise: Array
     labels: Likelihood = Likelihood()
 
     @property
     def label_shape(self) -> tuple[int, ...]:
         """The shape of a label."""
-        return self.labels.shape(self.law, (self.indices, self.tokens))
+        return self.labels.shape(self.link_function, (self.indices, self.tokens))
 
     @property
     def open_variables(self) -> int:
@@ -246,7 +246,7 @@ class IntegratedChannel(FibreChannel):
         numbers = jax.tree.map(lambda _: True, eqx.filter(self, eqx.is_inexact_array))
         shape = (self.indices, self.tokens)
         if self.labels.log_likelihood is None:
-            law, where = self.law, lambda channel: channel.law
+            law, where = self.link_function, lambda channel: channel.link_function
         elif self.outcomes is not None:
             law, where = eqx.Partial(Likelihood.odds, self.labels), lambda channel: channel.labels
         else:  # drawn by a sampler, which may jump in any number
@@ -259,7 +259,7 @@ class IntegratedChannel(FibreChannel):
     def _as_smooth(self) -> Callable[[Array], Array] | None:
         """A function that is as smooth as p(y|z); None if none is known."""
         if self.labels.log_likelihood is None:
-            return self.law
+            return self.link_function
         return None if self.outcomes is None else self.labels.odds
 
     @property
@@ -278,7 +278,7 @@ class IntegratedChannel(FibreChannel):
 
     def link(self, fields: Array) -> Array:
         """Return link(z)."""
-        return self.law(fields)
+        return self.link_function(fields)
 
     def label(self, fields: Array, noise: Array) -> Array:
         """Return link(z) + √Δ ξ, or a draw of the sampler of a user's law."""
@@ -449,7 +449,7 @@ class NoInference(AbstractChannel):
     vanishing noise.
     """
 
-    law: Callable[[Array], Array]
+    link_function: Callable[[Array], Array]
     name: str = eqx.field(static=True)
     remedy: str = eqx.field(
         static=True,
@@ -470,7 +470,7 @@ class NoInference(AbstractChannel):
 
     def link(self, fields: Array) -> Array:
         """Return the noiseless label."""
-        return self.law(fields)
+        return self.link_function(fields)
 
     def check_labels(self, labels: Array) -> None:
         """Accept any labels: the range is not known."""
@@ -498,5 +498,5 @@ def noisy(labels: AbstractLabels, noises: Array) -> list[IntegratedChannel]:
     allowed = f"None for {labels.name}: its labels jump, and have no limit to extrapolate"
     # the posterior of a jump has no expansion in small noise
     check(labels.pathwise, "noises", noises, allowed)
-    sizes = (labels.indices, labels.tokens, labels.budget, labels.law)
+    sizes = (labels.indices, labels.tokens, labels.budget, labels.link_function)
     return [IntegratedChannel(*sizes, noise) for noise in noises]

@@ -90,8 +90,13 @@ class AbstractDesign(eqx.Module):
 
     @property
     def laws(self) -> Mapping[str, Law]:
-        """Laws of the entries of inputs by name; entries are iid if there is more than one law."""
+        """Laws of the entries of inputs by name."""
         return LAWS
+
+    @property
+    def iid_inputs(self) -> bool:
+        """All entries of inputs are independent, of one variance."""
+        return True
 
     def entries(self, dimension: int) -> int:
         """Return n of α = N/n: the number of entries of a row, or of a matrix, of the signal."""
@@ -379,6 +384,11 @@ class RectangularDesign(AbstractDesign):
         # iid entries of another law would have variance one on the diagonal, too, where theory has
         # two
         return {"gaussian": symmetric_gaussian} if self.prior.symmetric else LAWS
+
+    @property
+    def iid_inputs(self) -> bool:
+        """Symmetric inputs have twice the variance on the diagonal."""
+        return not self.prior.symmetric
 
     def input_shape(self, dimension: int) -> tuple[int, int]:
         """(L, d)."""

@@ -54,7 +54,7 @@ from jaxsmi.inference.order_map import (
 from jaxsmi.learners.base import AbstractLearner
 from jaxsmi.models.base import AbstractModel, model_argument, regular_numbers, title
 from jaxsmi.numerics import implicit
-from jaxsmi.numerics.continuation import ladder, limit
+from jaxsmi.numerics.continuation import geometric_steps, limit
 from jaxsmi.numerics.fixed_point import resolvent
 from jaxsmi.numerics.linear_algebra import positive_part
 from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two, standard_error
@@ -242,7 +242,7 @@ def noiseless_limit(
     averages, iteration = Averages.of(averages), Iteration.of(iteration)
     validate.optional(validate.flag, "progress", progress)
     alpha = validate.number("alpha", alpha, POSITIVE)
-    steps = ladder("noises", noises)
+    steps = geometric_steps("noises", noises)
     key = validate.key("key", key)
     start = as_start(start)
     check(model.design.has_rows, "noises", f"noises for {title(model)}", "None for this model")

@@ -61,7 +61,7 @@ def warn_of_inputs(model: AbstractModel, data: Dataset, consequence: str = _RUN_
     law that is a false alarm with a probability below 1e-7 [theory: inputs, section 3].
     """
     # regenerated inputs are iid by construction, and inside jit there are no numbers to look at
-    if data.regenerated or len(model.design.laws) < 2:
+    if data.regenerated or not model.design.iid_inputs:
         return False
     if not concrete(data.inputs) or not data.stored_inputs.is_fully_addressable:
         return False

@@ -146,7 +146,7 @@ class DeepAttention(IndexModel):
         indices = sum(layer.indices for layer in self.layers)
         last = self.layers[-1]
         link = jax.tree_util.Partial(_link, self.layers, self.activation, self.skip, self.beta)
-        refuse = functools.partial(NoInference, law=link, indices=indices, tokens=tokens)
+        refuse = functools.partial(NoInference, link_function=link, indices=indices, tokens=tokens)
         if self.activation == "hardmax":
             remedy = "a softmax student, trained on data of this model"
             return refuse(name="hardmax attention", remedy=remedy)

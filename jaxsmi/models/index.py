@@ -476,7 +476,7 @@ class MultiIndex(IndexModel):
             # numerical integral resolves
             elif log_likelihood is None and is_zero(noise):
                 names = {"name": self.name, "indices": P, "tokens": M}
-                self.channel = NoInference(law=law, budget=budget, **names)
+                self.channel = NoInference(link_function=law, budget=budget, **names)
             else:
                 _check_likelihood(labels, law, P, M)
                 self.channel = IntegratedChannel(P, M, budget, law, variance, labels)

@@ -104,6 +104,7 @@ def _unless_zero(given: ArrayLike, number: Array) -> Array | None:
     return None if is_zero(given) else number
 
 
+@validate.explained
 def linear(noise: ArrayLike = 0.0, tokens: int = 1, prior: Prior = None) -> MultiIndex:
     """Linear regression with Gaussian noise, y = z + √Δ ξ.
 
@@ -132,6 +133,7 @@ def linear(noise: ArrayLike = 0.0, tokens: int = 1, prior: Prior = None) -> Mult
     return _model(linear_channel(variance, validate.count("tokens", tokens)), prior, "linear")
 
 
+@validate.explained
 def sign(noise: ArrayLike = 0.0, flip: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     """Perceptron, y = sign(z + √Δ ξ). With a Rademacher prior: the binary perceptron.
 
@@ -161,6 +163,7 @@ def sign(noise: ArrayLike = 0.0, flip: ArrayLike = 0.0, prior: Prior = None) -> 
     return _model(channel, prior, "sign")
 
 
+@validate.explained
 def phase_retrieval(squared: bool = False, prior: Prior = None) -> MultiIndex:
     """Phase retrieval, y = |z| or z². Weak recovery at α = 1/2.
 
@@ -185,6 +188,7 @@ def phase_retrieval(squared: bool = False, prior: Prior = None) -> MultiIndex:
     return _model(channel, prior, "phase_retrieval", "sign")
 
 
+@validate.explained
 def sign_product(k: int = 2, prior: Prior = None) -> MultiIndex:
     """Parity of k signs, y = sign(z_1 z_2 .. z_k). Inference for k <= 3.
 
@@ -216,6 +220,7 @@ def sign_product(k: int = 2, prior: Prior = None) -> MultiIndex:
     return _model(channel, prior, name, "even signed permutation")
 
 
+@validate.explained
 def sign_committee(
     k: int = 2,
     vote: str = "majority",
@@ -276,6 +281,7 @@ def _committee(k: int, majority: bool, z: Array) -> Array:
     return _vote(jnp.sum(jnp.sign(z)), k, majority)
 
 
+@validate.explained
 def product(k: int = 2, prior: Prior = None) -> MultiIndex:
     """Product of k fields, y = z_1 z_2 .. z_k. Inference for k <= 2.
 
@@ -307,6 +313,7 @@ def product(k: int = 2, prior: Prior = None) -> MultiIndex:
     return _model(channel, prior, f"product({k})", "even signed permutation")
 
 
+@validate.explained
 def square_plus_sign_parity(prior: Prior = None) -> MultiIndex:
     """The staircase example y = z_1² + sign(z_1 z_2 z_3).
 
@@ -330,6 +337,7 @@ def square_plus_sign_parity(prior: Prior = None) -> MultiIndex:
     return _model(SquarePlusSignParityChannel(), prior, "square_plus_sign_parity", kind)
 
 
+@validate.explained
 def logistic(beta: ArrayLike = 1.0, prior: Prior = None) -> MultiIndex:
     """Logistic regression: y = ±1 with probability 1/(1 + e^{-βyz}).
 
@@ -358,6 +366,7 @@ def logistic(beta: ArrayLike = 1.0, prior: Prior = None) -> MultiIndex:
     return _model(LogisticChannel(validate.number("beta", beta, _BETA)), prior, "logistic")
 
 
+@validate.explained
 def softmax(classes: int = 3, tolerance: float | None = None, prior: Prior = None) -> MultiIndex:
     """Classes: y is the k-th unit vector with probability softmax(z)_k, one field a class.
 
@@ -397,6 +406,7 @@ def softmax(classes: int = 3, tolerance: float | None = None, prior: Prior = Non
     )
 
 
+@validate.explained
 def poisson(
     size: ArrayLike = 1.0, tolerance: float | None = None, prior: Prior = None
 ) -> MultiIndex:
@@ -437,6 +447,7 @@ def poisson(
     return _model(channel, prior, "poisson")
 
 
+@validate.explained
 def piecewise_linear(
     slopes: ArrayLike | Sequence[ArrayLike],
     offsets: ArrayLike | Sequence[ArrayLike],
@@ -511,6 +522,7 @@ def piecewise_linear(
     return _model(channel, prior, validate.instance("name", name, str, "a word"))
 
 
+@validate.explained
 def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     """Rectified linear unit, y = max(z, leak z) + √Δ ξ: pieces as of `piecewise_linear`.
 
@@ -534,6 +546,7 @@ def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> 
     return piecewise_linear([leak, 1.0], [0.0, 0.0], [0.0], noise, prior=prior, name="relu")
 
 
+@validate.explained
 def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     """A field that is cut off, y = min(max(z, -1), 1) + √Δ ξ: pieces as of `piecewise_linear`.
 
@@ -555,6 +568,7 @@ def hard_tanh(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     return piecewise_linear([0, 1, 0], [-1, 0, 1], [-1, 1], noise, prior=prior, name="hard_tanh")
 
 
+@validate.explained
 def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     """The modulus with noise, y = |z| + √Δ ξ, as pieces; without noise: `phase_retrieval`.
 
@@ -576,6 +590,7 @@ def absolute(noise: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     return piecewise_linear([-1, 1], [0, 0], [0], noise, prior=prior, name="absolute")
 
 
+@validate.explained
 def door(width: ArrayLike = HALF_WIDTH, flip: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
     """The symmetric door, y = sign(|z| - width): pieces as of `piecewise_linear`.
 
@@ -602,10 +617,6 @@ def door(width: ArrayLike = HALF_WIDTH, flip: ArrayLike = 0.0, prior: Prior = No
 
 
 # Named functions, not lambdas: two models of the same link are then one program, compiled once.
-
-
-for _name in __all__:
-    globals()[_name] = validate.explained(globals()[_name])
 
 
 def _product(z: Array) -> Array:

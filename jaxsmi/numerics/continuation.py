@@ -36,8 +36,8 @@ class Limit(NamedTuple):
     error: Array
 
 
-def ladder(name: str, values: ArrayLike) -> Array:
-    """The argument `name` as a ladder to zero: four values or more (K,), positive, each the same
+def geometric_steps(name: str, values: ArrayLike) -> Array:
+    """The argument `name` as steps to zero: four values or more (K,), positive, each the same
     fraction of the one before; NaN where it is traced and is none."""
     allowed = "four variances or more, falling by one factor: (.08, .04, .02, .01)"
     steps = validate.array(name, values, allowed)
@@ -50,10 +50,10 @@ def ladder(name: str, values: ArrayLike) -> Array:
 
 
 def limit(steps: Array, replicas: Array) -> Limit:
-    """The limit at zero of values at a ladder.
+    """The limit at zero of values at steps towards it.
 
     Args:
-        steps: The ladder (K,).
+        steps: The steps (K,).
         replicas: Independent replicas (R, K, ...) of the values; R = 1 leaves their spread out.
 
     Returns:

@@ -111,14 +111,14 @@ def add_means(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
     return each.reshape(fixed.shape)
 
 
-def slopes(pair: TeacherStudent, teacher_fields: Array, fields: Array, label: Array) -> Array:
-    """Slopes s (P, BM, g, runs) of samples whose labels have the noise `label` (noise, B, runs)."""
-    split = lambda x: x.reshape(len(x), label.shape[1], -1, x.shape[-1])
+def slopes(pair: TeacherStudent, teacher_fields: Array, fields: Array, noise: Array) -> Array:
+    """Slopes s (P, BM, g, runs) of samples, from the label noise (entries, B, runs)."""
+    split = lambda x: x.reshape(len(x), noise.shape[1], -1, x.shape[-1])
     # samples inside, runs outside: the innermost axis of memory stays that of the runs
     one = jax.grad(pair.sample_loss, argnums=1)
     samples = jax.vmap(one, in_axes=1, out_axes=1)
     every = jax.vmap(samples, in_axes=-1, out_axes=-1)
-    return every(split(teacher_fields), split(fields), label).reshape(fields.shape)
+    return every(split(teacher_fields), split(fields), noise).reshape(fields.shape)
 
 
 # Up to so many rows the steps of `factor` are unrolled, and XLA fuses them into one pass over the

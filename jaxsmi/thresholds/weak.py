@@ -26,7 +26,7 @@ from jaxsmi.models.base import (
     model_argument,
     regular_numbers,
 )
-from jaxsmi.numerics.continuation import Limit, ladder, limit
+from jaxsmi.numerics.continuation import Limit, geometric_steps, limit
 from jaxsmi.numerics.implicit import forwards, not_differentiable
 from jaxsmi.numerics.linear_algebra import conjugation, sqrt_psd, symmetric_basis
 from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two, standard_error
@@ -252,7 +252,7 @@ def weak_recovery(
     model = model_argument(model)
     models, steps = [model], None
     if noises is not None:
-        steps = ladder("noises", noises)
+        steps = geometric_steps("noises", noises)
         check(model.design.has_rows, "noises", noises, "None for a matrix model")
         # only numbers of the channel differ: one compilation for all noises
         channels = noisy(model.channel, steps)
