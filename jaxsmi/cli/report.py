@@ -222,10 +222,10 @@ def _title(words: CommandLine) -> str:
     """The command, its model and all that decides the numbers, but for what varies."""
     numerical = [x.name for x in flags_of(words).values() if x.path[0] in ("averages", "iteration")]
     hidden = ("model", "vary", "seed", _axis(words)[0], *numerical)
-    fixed = {name: np.ravel(x) for name, x in words.settings.items() if name not in hidden}
-    listed = [f"{name} {' '.join(map(str, x))}".replace("_", " ") for name, x in fixed.items()]
-    title = ", ".join(filter(None, [words.name.replace("-", " "), words.model, *listed]))
-    return textwrap.fill(title, 68)
+    fixed = {name: np.ravel(x).tolist() for name, x in words.settings.items() if name not in hidden}
+    listed = [" ".join([name, *map(str, x)]) for name, x in fixed.items()]
+    title = ", ".join(filter(None, [words.name, words.model, *listed]))
+    return textwrap.fill(title.replace("_", " "), 68)
 
 
 def _finish_part(words: CommandLine, done: Report) -> str:

@@ -24,16 +24,9 @@ from jaxsmi.core.solution import Estimate, LearnerSolution, Solution, Threshold,
 from jaxsmi.core.validate import check, choice
 from jaxsmi.models.matrix import MatrixModel
 from jaxsmi.thresholds.transitions import jumps
+from jaxsmi.workbench import storage
 from jaxsmi.workbench.plotting import drawing
 from jaxsmi.workbench.plotting.drawing import CROSS, INK, colour, line, markers, style
-from jaxsmi.workbench.storage import (
-    MATRICES,
-    MODEL_HASH,
-    SCALARS,
-    learner_name,
-    model_hash,
-    parameters,
-)
 from jaxsmi.workbench.sweeps import mean_error
 
 if TYPE_CHECKING:
@@ -127,7 +120,7 @@ def overlap_against_alpha(
             points = np.array([_point(solution, p) for solution in runs]).T
             _means(ax, runs, points, bands, _look(ax, p, names, of_runs, runs[0].kind))
     if curve and label is None:  # lines of other models than these get their differences
-        told, n = _facts(parameters(_model(curve))), of_curve.rpartition("|")[2]
+        told, n = _facts(storage.parameters(_model(curve))), of_curve.rpartition("|")[2]
         of = {x: told | {"": f" ({n})" * (n != "1")} for x in ax.lines if x.get_gid() == of_curve}
         _MODELS.update(of)
     squared = any(isinstance(solution, LearnerSolution) for solution in (*curve, *runs))
@@ -197,13 +190,14 @@ def overlap_against_iteration(
             of = lambda x: x["cosine"][:, p] ** 2 if squared else x["overlap"][:, p, p]  # noqa: B023
             values = np.array([np.interp(at, x["step"], of(x)) for x in paths])
             look = _look(ax, p, names, of_run, runs[0].kind)
+            mean = values.mean(axis=0)
             if len(runs) > 1:
+                look |= {"markerfacecolor": "white"}
                 bars = 2.0 * values.std(axis=0, ddof=1) / np.sqrt(len(runs))
-                bar = {"fmt": "none", "ecolor": look["color"], "capsize": 0, "zorder": 2.9}
-                ax.errorbar(at, values.mean(axis=0), bars, **bar)
-            ax.plot(at, values.mean(axis=0), **look)
-            if len(runs) > 1:
-                _key_of_means(ax, np.array([len(runs)]), 2.0)
+                ax.errorbar(at, mean, bars, fmt="none", ecolor=look["color"], capsize=0)
+            ax.plot(at, mean, **look)
+    if len(runs) > 1:
+        _key_of_means(ax, np.array([len(runs)]), 2.0)
     ax.set_xlim(left=0)
     drawing.integer_ticks(ax)
     ordinate = _SQUARED if squared else "overlap $Q$"
@@ -250,9 +244,9 @@ def _rows(table: Any) -> Iterator[Any]:
     flat = table.expand_dims([x for x in axes if x not in table.dims]).stack(row=axes)
     learner = table.attrs.get("learner")
     kind, own = (LearnerSolution, {"learner": learner}) if learner else (Solution, {})
-    hashed = [x for x in (MODEL_HASH,) if x in table]
+    hashed = [x for x in (storage.MODEL_HASH,) if x in table]
     for row in (flat.isel(row=k) for k in range(flat.sizes["row"])):
-        own |= {name: row[name].values for name in ("alpha", *MATRICES, *SCALARS)}
+        own |= {name: row[name].values for name in ("alpha", *storage.MATRICES, *storage.SCALARS)}
         history = {"cosine": row.cosine.values[None], **{x: row[x].values for x in hashed}}
         yield kind(**own, history=history, kind=solver)
 
@@ -270,8 +264,8 @@ def _check_owners(runs: Sequence[Solution], *of_curve: str) -> None:
 def _check_models(curve: Sequence[Solution], runs: Sequence[Solution]) -> None:
     """Refuse runs of a table of another model than the curve's. Models of runs themselves may
     differ: `gamp` gives their prior the norm that labels imply."""
-    stored = lambda x: float(x.history.get(MODEL_HASH, np.nan))
-    own = [stored(x) if x.model is None else model_hash(x.model) for x in curve[:1]]
+    stored = lambda x: float(x.history.get(storage.MODEL_HASH, np.nan))
+    own = [stored(x) if x.model is None else storage.model_hash(x.model) for x in curve[:1]]
     known = {x for x in (*own, *map(stored, runs)) if np.isfinite(x)}
     allowed = "runs of the model of the curve, with the same noise and prior"
     check(len(known) < 2, "runs (gamp)", "runs of another model", allowed)
@@ -295,7 +289,7 @@ def _title(solutions: Sequence[Solution], alpha: bool = False) -> str:
     if model is None:
         return ""
     words = [rf"$\alpha={float(solutions[0].alpha):.3g}$"] * alpha
-    return ", ".join([*_named(_facts(parameters(model))), *words])
+    return ", ".join([*_named(_facts(storage.parameters(model))), *words])
 
 
 def _named(facts: Mapping[str, str], varied: Sequence[str] = ()) -> list[str]:
@@ -323,7 +317,9 @@ def _facts(model: Any) -> dict[str, str]:
 def _owner(solution: Solution) -> str:
     """Whose weights these are: those of a learner, or of Bayes."""
     if (learner := getattr(solution, "learner", None)) is not None:
-        return learner if isinstance(learner, str) else learner_name(learner)  # of a table its name
+        return (
+            learner if isinstance(learner, str) else storage.learner_name(learner)
+        )  # of a table its name
     return "Bayes" if solution.kind in ("state_evolution", "gamp") else _word(solution.kind)
 
 
@@ -371,7 +367,7 @@ def _theory(
 ) -> None:
     """Draw x, y, errors (3, n) as a line with its band."""
     (x, y, error), tint = points, look["color"]
-    _mark(ax, curve, points, tint)
+    _mark(ax, curve, points, color=tint)
     label = f"band: ± {bars:g} s.e."
     drawing.band(ax, x, y - bars * error, y + bars * error, tint, label=label, **limits)
     # a jump may lie anywhere between the last point and recovery
@@ -383,16 +379,14 @@ def _theory(
     drawing.joined(ax, np.insert(x, ends + 1, np.nan), np.insert(y, ends + 1, np.nan), **look)
 
 
-def _mark(
-    ax: Axes, solutions: Sequence[Solution], points: np.ndarray, tint: str, **shift: Any
-) -> None:
+def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, **look: Any) -> None:
     """Crosses where no fixed point was reached, open circles where it is unstable."""
     codes = np.array([int(solution.result) for solution in solutions])
     unstable = codes == Result.UNSTABLE
     failed = ~(np.isin(codes, _SOUND) | unstable)
     for name, where, mark in (("not converged", failed, CROSS), ("unstable", unstable, _RING)):
         if where.any():
-            ax.plot(*points[:2, where], color=tint, **mark, **shift)
+            ax.plot(*points[:2, where], **look, **mark)
             ax.plot([], [], color=INK, label=name, **mark)  # for the legend
 
 
@@ -404,11 +398,10 @@ def _means(
     there is no mean, as the others are no fair sample: those are small markers. A warning says
     which have no y."""
     # side by side with runs of others at the same α
-    at, own = points[0], look.get("gid") or look["label"]
-    there = lambda x: np.isclose(np.ravel(x.get_xdata())[:, None], at, rtol=0.02).any()
-    beside = {_owns(x) for x in ax.lines if x.get_linestyle() == "None" and there(x)} - {"", own}
-    shift = drawing.shifted(ax, len(beside))
-    _mark(ax, runs, points, look["color"], **shift)
+    there = lambda x: np.isclose(np.ravel(x.get_xdata())[:, None], points[0], rtol=0.02).any()
+    of = {x.get_gid() for x in ax.lines if x.get_linestyle() == "None" and there(x)}
+    shift = drawing.shifted(ax, len(of - {None, _MEANS, look["gid"]}))
+    _mark(ax, runs, points, color=look["color"], **shift)
     look = look | shift
     known = np.isfinite(points[1])
     sound = np.isin([int(run.result) for run in runs], _SOUND)
@@ -501,16 +494,10 @@ def _tell_apart(ax: Axes) -> None:
         if before + facts[""] in [y.get_label() for y, _ in told[:k]]:  # again the same model
             facts[""] += f" ({str(x.get_gid()).rpartition('|')[2]})"
         x.set_label(before + facts[""])
-    theory = [x for x in ax.lines if _owns(x) and x.get_linestyle() != "None"]
-    owners = list(dict.fromkeys(map(_owns, theory)))[::-1]
+    theory = [x for x in ax.lines if "|" in str(x.get_gid()) and x.get_linestyle() != "None"]
+    owners = list(dict.fromkeys(x.get_gid() for x in theory))[::-1]
     for x in theory:
-        x.set_linewidth(1.4 + min(0.4, 1.2 / len(owners)) * owners.index(_owns(x)))
-
-
-def _owns(drawn: Line2D) -> str:
-    """The owner of a line, "" of one without: a threshold, a cross."""
-    gid, label = drawn.get_gid(), str(drawn.get_label())
-    return "" if gid in (_THRESHOLD, _MEANS) or label.startswith("_") else gid or label
+        x.set_linewidth(1.4 + min(0.4, 1.2 / len(owners)) * owners.index(x.get_gid()))
 
 
 @style()
@@ -631,8 +618,7 @@ def risk_against_alpha(
     of GAMP circles. Of several runs at one α the mean is drawn, with a bar of two of its standard
     errors; runs that did not converge are crosses outside of the mean, and where they are more than
     half, there is no mean, and the others are small markers. Markers of several learners at one α
-    stand side by side. `ax.set_yscale("log")` on the axes
-    that are returned shows small errors.
+    stand side by side. `ax.set_yscale("log")` on the axes that are returned shows small errors.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; runs on
@@ -701,8 +687,8 @@ def risk_against_alpha(
         own = n if theory else _theory_of(n, curves, of_theory)
         hue = hues.setdefault(own, len(hues))
         rows.setdefault(own, ([], []))[not theory].append(label)
-        look = line(hue) | {"color": colour(hue)}
-        look = (look if theory else _marks(ax, curve[0].kind, hue)) | {"label": label}
+        look = line(hue) | {"color": colour(hue)} if theory else _marks(ax, curve[0].kind, hue)
+        look |= {"label": label, "gid": f"{label}|1"}
         (_theory if theory else _means)(ax, curve, points, 2.0, look)
     beside = [row for _, own in sorted(rows.items()) for row in zip_longest(*own, fillvalue="")]
     mixed = 0 < len(of_theory) < len(curves)
@@ -716,15 +702,14 @@ def _ratios(
     """The errors over those of curve `base` at the same α. Its error counts as an independent one,
     of which common random numbers cancel a part."""
     alphas = [np.array([float(x.alpha) for x in curve]) for curve in curves]
-    under, of_under = (np.atleast_1d(x) for x in values[base])
+    at, under, own = (np.ravel(x) for x in (alphas[base], *values[base]))
     ratios: list[Estimate] = []
     for n, (alpha, (value, error)) in enumerate(zip(alphas, values, strict=True)):
-        near = np.argmin(np.abs(alpha[:, None] - alphas[base]), axis=1)
-        missed = alpha[~np.isclose(alpha, alphas[base][near], rtol=0.01)]
-        allowed = "a curve at all α of the others"
-        check(not missed.size, "relative_to", f"one without α = {missed}", allowed)
-        ratio = np.atleast_1d(value) / under[near]
-        spread = np.hypot(error, ratio * of_under[near]) / under[near]
+        near = np.abs(alpha[:, None] - at).argmin(axis=1)
+        missed = alpha[~np.isclose(alpha, at[near], rtol=0.01)]
+        check(not missed.size, "relative_to", f"one without α = {missed}", "a curve at all α")
+        ratio = np.ravel(value) / under[near]
+        spread = np.hypot(error, ratio * own[near]) / under[near]
         ratios.append(Estimate(*np.array([ratio, (n != base) * spread])))
     return ratios
 
@@ -812,28 +797,25 @@ def staircase(stairs: Stairs, ax: Axes | None = None) -> Axes:
     """See `Stairs.plot`."""
     tints, labels = _tints([stairs]) if stairs else ([], [])
     steps = list(zip(stairs, map(colour, tints), labels, strict=True))
-    if ax is not None:
+    new, ax = ax is None, drawing.axes_or_new(ax)
+    if not new:
         for critical, tint, name in steps:
             threshold(critical, ax, name, tint)
-        return drawing.axes_or_new(ax)
-    ax, figure = drawing.axes_or_new(ax), drawing.import_pyplot().gcf()
-    figure.set_figheight(0.7 + 0.36 * max(len(steps), 1))
-    known = [float(x.alpha) for x in stairs if np.isfinite(x.alpha)]
-    end = 1.4 * max(known, default=0.0) or 1.0
-    for k, (critical, tint, _) in enumerate(steps):
+        return ax
+    figure: Any = ax.figure
+    figure.set_figheight(0.7 + 0.36 * max(len(stairs), 1))
+    end, rows = 1.4 * np.nan_to_num([float(x.alpha) for x in stairs]).max(initial=0.0) or 1.0, []
+    for k, (critical, tint, name) in enumerate(steps):
         alpha, (low, _) = float(critical.alpha), critical.interval()
         ax.plot([alpha, end], [k, k], color=tint, lw=7, alpha=0.3, solid_capstyle="butt")
         look: dict[str, Any] = markers(0) | {"color": tint, "markerfacecolor": "white"}
         ax.errorbar(alpha, k, xerr=np.nan_to_num(alpha - low), **look)
         said = rf"$\alpha=$ {format_estimate(critical.alpha, critical.stderr)}"
         said = said if alpha else r"any $\alpha>0$"
-        right = alpha > 0.5 * end  # as much room on the other side
-        place: dict[str, Any] = {"ha": "right" if right else "left", "textcoords": "offset points"}
-        place |= {"xytext": (-5 if right else 5, 5), "fontsize": 7}
-        ax.annotate(said if np.isfinite(alpha) else "no root found", (alpha, k), **place)
+        rows.append(f"{name} learned\n{said}")
     ax.grid(axis="y", visible=False)
-    ax.set(xlim=(0.0, end), ylim=(-0.6, len(steps) - 0.2), xlabel=_ALPHA)
-    ax.set_yticks(range(len(steps)), [f"{name} learned" for name in labels])
+    ax.set(xlim=(0.0, end), ylim=(-0.6, len(rows) - 0.4), xlabel=_ALPHA)
+    ax.set_yticks(range(len(rows)), rows)
     ax.set_title(textwrap.fill(stairs.message, 60), loc="left", fontsize=7)
     return ax
 
@@ -974,10 +956,8 @@ def sweep(table: xarray.Dataset, figure: Figure | None = None) -> Figure:
         last.plot([], [], color=INK, label="not converged", **CROSS)
     if len(tints) > _MOST_NAMES:
         _colour_bar(list(panels), first, tints)
-    facts = _facts(json.loads(table.attrs.get("models", "[0]"))[0])
-    words = _named(facts, axes)
-    words += [table.attrs["learner"]] if "learner" in table.attrs else []
-    words += [_word(str(table.attrs.get("solver", "")).strip('"'))]
+    words = _named(_facts(json.loads(table.attrs.get("models", "[0]"))[0]), axes)
+    words += [table.attrs.get("learner"), _word(str(table.attrs.get("solver", "")).strip('"'))]
     title = ", ".join(filter(None, words))
     if count > 1:  # the panels share it, at their right
         figure.suptitle(title, fontsize=7)
