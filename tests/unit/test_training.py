@@ -70,6 +70,20 @@ def test_full_batch_descent_is_the_loop_of_optax(reduction, scale):
     assert int(fit.steps) == 4
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "sum/D"])
+def test_descent_with_weight_decay_ends_at_the_ridge_of_a_learner(reduction):
+    """A ridge λ of the sum of ½(ŷ - y)² is a decay cλ, c the factor of that sum."""
+    model, ridge = smi.links.linear(0.1), 0.5
+    data = model.sample(KEY, dimension=10, alpha=3.0)
+    c = {"mean": 1 / 30, "sum": 1.0, "sum/D": 1 / 10}[reduction]
+    x, y = np.asarray(data.inputs[:, 0]) / 10**0.5, np.ravel(data.labels)
+    exact = np.linalg.solve(x.T @ x + ridge * np.eye(10), x.T @ y)
+    decayed = optax.chain(optax.add_decayed_weights(c * ridge), optax.sgd(0.1 / c))
+    half = {"loss": smi.losses.squared, "reduction": reduction}
+    fit = train(decayed, 400, model, data, **half)
+    np.testing.assert_allclose(fit.weights[0], exact, atol=1e-8)  # (1 - 0.05)^400 = 1e-9
+
+
 def descent(size):
     return loop.Descent(
         model=MODEL, data=DATA, gradient=smi.Gradient(batch_size=size), monitor=smi.Monitor(),
