@@ -149,7 +149,7 @@ COMMANDS: dict[str, Command] = {
     "risk": Command(
         "inference.evolution:state_evolution",
         learner=True,
-        summary="Compute the overlap that a risk minimiser reaches.",
+        summary="Compute what ridge, logistic regression or another minimum of a loss has learned.",
     ),
     "global-minimum": Command("inference.learner_search:global_minimum", learner=True),
     "spectral": Command("inference.spectral:spectral"),
@@ -402,6 +402,7 @@ def _python_names() -> dict[str, tuple[str, str]]:
     return {
         **{name: ("", target) for name, target in (_RECORDS | learners).items()},
         "priors.BernoulliGauss": ("", _SPARSE),
+        "sgd": ("jaxsmi sgd", ""),
         **{
             x.replace("-", "_").replace(" ", "."): (f"jaxsmi {x}", y.target)
             for x, y in COMMANDS.items()

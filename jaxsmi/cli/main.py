@@ -158,7 +158,9 @@ def _choices(name: str) -> dict[str, str]:
     """The words that may follow a command or group, each with its summary."""
     if name in COMMANDS:
         models = MODELS.items() if COMMANDS[name].models else ()
-        return {model: read(target).summary for model, target in models}
+        # a link that a summary names is a word here
+        word = lambda found: found[1].replace("_", "-")
+        return {x: re.sub(r"`(\w+)`", word, read(target).summary) for x, target in models}
     names = [other for other in [*COMMANDS, *_GROUPS] if other.rpartition(" ")[0] == name]
     return {other.split()[-1]: _summary(other) for other in names}
 

@@ -47,8 +47,9 @@ def run(
     curve_points: int = 8,
     progress: bool = False,
 ) -> Iterator[Report]:
-    """Learn a teacher by GAMP from a random start, and lay the run over state evolution with side
-    information 1/D.
+    """Run message passing on a data set, beside its theory and the curve of theory against α.
+
+    GAMP starts at random, and state evolution at side information 1/D, as much as by chance.
 
     Args:
         model: The model.
@@ -144,12 +145,12 @@ def sweep(
     out: pathlib.Path | None = None,
     progress: bool = False,
 ) -> Iterator[Report]:
-    """Solve a grid of problems that a TOML file describes; interrupted, the same command goes on.
+    """Solve a grid of problems that a TOML file lists; the same command resumes it.
 
     Args:
-        file: Entries model, alpha, solver ("state-evolution", "gamp", "train"), seeds, and tables
-            [parameters] and [settings]; alpha and parameters are numbers, lists, or ranges
-            {from, to, points, scale = "log"}.
+        file: A TOML file with entries model, alpha, solver ("state-evolution", "gamp" or "train"),
+            seeds, and tables [parameters] of the model and [settings] of the solver; alpha and
+            parameters are numbers, lists, or ranges {from, to, points, scale = "log"}.
         workers: Dask processes on this machine. Default 0: this process.
         scheduler: Address of a Dask cluster, host:port.
         dry_run: Solve none: say how many rows there are and how many are solved, the time for the

@@ -68,8 +68,8 @@ class Iteration(eqx.Module):
 
     Args:
         max_steps: Step budget.
-        tolerance: The distance at which it ends, as the call defines it. (The tolerance of a model
-            is the error of integrals inside a step.)
+        tolerance: The iteration ends at a residual below it, which each solver defines. (The
+            tolerance of a model is the error of integrals inside a step.)
         damping: Share of the old state in the new one, in [0, 1).
         newton: End by Newton steps; False: the plain trajectory.
 

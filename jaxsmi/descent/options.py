@@ -54,8 +54,8 @@ class Gradient(eqx.Module):
 
     Args:
         loss: ℓ(prediction, label) of one sample. Default ‖ŷ - y‖².
-        reduction: "mean", "sum" or "sum/D": c above. Default "mean"; in `smi.descent_theory`, where
-            |B| is infinite, "sum".
+        reduction: Factor c of the sum of the losses of a batch: "mean" (1/|B|), "sum" (1) or
+            "sum/D" (1/D). Default "mean"; in `smi.descent_theory`, where |B| is infinite, "sum".
         batch_size: Samples of a step, or their share of a `Dataset` (a float below 1). Default: all
             of a `Dataset`; 1 in `smi.sgd`.
         order: Batches of a `Dataset`: "shuffled", an epoch of N/batch_size steps uses each sample

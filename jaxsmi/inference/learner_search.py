@@ -67,7 +67,7 @@ def global_minimum(
     iteration: Iteration | None = None,
     progress: bool = False,
 ) -> list[LearnerSolution]:
-    r"""Find the branches of fixed points that some starts lead to, lowest energy first.
+    r"""Find the minima of a risk in theory, from several starts, lowest energy first.
 
     According to replica theory the first one is the global minimum of the risk. A first-order
     transition is an α at which the energies of two branches cross; along each branch dE/dα = E 𝓜.

@@ -176,7 +176,8 @@ class AbstractModel(eqx.Module):
             key: A random key. The teacher depends on it and on D alone: independent data sets of
                 several α take `jax.random.fold_in(key, k)`.
             dimension: D (matrices: d >= 2), the dimension of a token.
-            alpha: Sample complexity of the family, a number > 0.
+            alpha: Sample complexity, a number > 0: N/D for index models, n/d² or n/(dL) for
+                matrices.
             dtype: Precision of the inputs: float64, float32 or bfloat16 (labels stay float64).
                 Default: the precision of theory; float32 if inputs are not stored.
             teacher: A teacher to reuse: rows (P, D), factors (L r, d), or a matrix S (L, d).
@@ -185,8 +186,9 @@ class AbstractModel(eqx.Module):
             store: False for inputs that are drawn again whenever they are read: memory for one
                 block of them. N is then rounded to whole blocks: by less than 0.5 % from N = 10⁴
                 on, of few samples by up to four.
-            inputs: Law of their entries, of mean zero and variance one: "gaussian" (default),
-                "rademacher" (±1), "uniform", or "sparse" (one in ten is not zero).
+            inputs: Law of the entries of the inputs, of mean zero and variance one: "gaussian",
+                "rademacher" (±1), "uniform", or "sparse" (one in ten is not zero). Default
+                "gaussian".
 
         Returns:
             A `Dataset`.

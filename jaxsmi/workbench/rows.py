@@ -289,8 +289,8 @@ def make_optimizer(
 
     Args:
         optimizer: adam, adamw, lion, nadam, radam, rmsprop or sgd. Default sgd.
-        learning_rate: Of the optimizer. Default 0.1.
-        momentum: Of the gradients, in [0, 1). Default 0.
+        learning_rate: Learning rate of the optimizer. Default 0.1.
+        momentum: Share of the last step's velocity that is kept, in [0, 1). Default 0.
         weight_decay: Factor of the weights that is added to their gradient; of adamw and lion to
             the step, which is then scaled by the learning rate (decoupled decay). Default 0.
     """

@@ -154,7 +154,7 @@ def test_help_lists_flags_with_their_meaning(capsys):
         (["sgd", "recovery-time", "sign"], "--start FLOAT... Overlaps (M, Q), M (P, k) with"),
         # one number
         (["sgd", "recovery-time", "sign"], "--rate FLOAT κ, the learning rate"),
-        (["gamp", "sign"], "--tolerance FLOAT The distance"),
+        (["gamp", "sign"], "--tolerance FLOAT The iteration ends"),
         # no Python
         (["gamp", "sign"], "End by Newton steps; --no-newton: the plain trajectory."),
         (["global-minimum", "sign"], "net. jaxsmi train descends the ridge alone."),
