@@ -88,20 +88,13 @@ class Shrinkage(eqx.Module):
         """Return f of the singular values of a matrix R (L, d), and the mean of ∂f/∂R."""
         L, d = R.shape
         rows, values, columns = jnp.linalg.svd(R, full_matrices=False)
-        kept = self(values)
-        square = values**2
-        gap = square[:, None] - square[None, :]
-        tie = jnp.abs(gap) <= _TIE * (square[:, None] + square[None, :])
-        product = values * kept
-        pairs = (product[:, None] - product[None, :]) / jnp.where(tie, 1.0, gap)
-        # the limit for equal values: (s f)'/(2s); the diagonal itself is f'
-        ratio = kept / jnp.where(values > 0.0, values, 1.0)
-        limit = 0.5 * (self.derivative(values) + ratio)
-        pairs = jnp.where(tie, limit[:, None], pairs)
+        kept, x, y = self(values), values[:, None], values[None, :]
+        # (x f(x) - y f(y))/(x² - y²), as f is odd; the diagonal is f'
+        pairs = 0.5 * (self.quotient(x, y) + self.quotient(x, -y))
         pairs = pairs.at[jnp.diag_indices(len(values))].set(self.derivative(values))
         # a rectangular matrix has |L - d| singular values of zero more
-        total = jnp.sum(pairs) + abs(L - d) * jnp.sum(ratio)
-        return (rows * kept) @ columns, total / (L * d)
+        zeros = abs(L - d) * jnp.sum(kept / jnp.where(values > 0.0, values, 1.0))
+        return (rows * kept) @ columns, (jnp.sum(pairs) + zeros) / (L * d)
 
     def symmetric_matrix(self, R: Array) -> tuple[Array, Array]:
         """Return f of the eigenvalues of a symmetric matrix R (d, d), and the mean of ∂f/∂R."""

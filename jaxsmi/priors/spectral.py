@@ -258,39 +258,6 @@ class SpectralPrior(AbstractPrior):
         squared = jnp.zeros((len(b),) * 4, b.dtype).at[rows, rows, rows, rows]
         return jnp.sum(self.weight * explained - mutual), squared.set(average(moved**2))
 
-    def denoise(self, R: ArrayLike, qhat: ArrayLike) -> tuple[Array, Array]:
-        """Denoise one matrix: the posterior mean of S given R, and its error.
-
-            R = S + q̂^{-1/2} Z (of a product, with S/(dL)^¼ and Z/(dL)^¼)
-
-        Eigenvalues are shrunk by f(λ) = λ - 2 Δ H(λ), Δ = 1/q̂; singular values likewise. For a
-        product, ratios are taken from R itself, its width as round(ρ d).
-
-        Args:
-            R: The observed matrix, (d, d) symmetric, or (L, d).
-            qhat: q̂, a number > 0.
-
-        Returns:
-            The mean, of the shape of R, and V.
-
-        Raises:
-            ValueError: For an R that is not a finite matrix of the law's symmetry, or q̂ <= 0.
-
-        Cost:
-            One eigendecomposition or singular value decomposition.
-
-        Source:
-            [theory: random-matrices, Eqs. (10), (29)].
-        """
-        allowed = "a symmetric matrix (d, d)" if self.symmetric else "a matrix (L, d)"
-        R = validate.array("R", R, allowed, shape=(None, None))
-        if self.symmetric:
-            validate.check(R.shape[0] == R.shape[1], "R", R, allowed)
-            # accepts the rounding of a product W Wᵀ in float32
-            asymmetry = jnp.max(jnp.abs(R - R.T)) <= 1e-6 * jnp.max(jnp.abs(R))
-            validate.check(asymmetry, "R", R, allowed)
-        return self.law.shrink(R, validate.number("qhat", qhat, validate.POSITIVE))
-
 
 def _precision(Qhat: ArrayLike) -> Array:
     """Validate a precision: one number, or a square matrix (L, L)."""

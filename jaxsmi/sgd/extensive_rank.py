@@ -1,6 +1,6 @@
 r"""Online SGD of the factors of a matrix of extensive rank, of attention S_1 = Wᵀ W/√(r_1 d).
 
-Equations here [theory: online-sgd, Eqs. (77) to (82)]: a teacher S_2 of spectrum μ_2 (s, averages
+Equations here [theory: online-sgd, Eqs. (77) to (81)]: a teacher S_2 of spectrum μ_2 (s, averages
 ⟨·⟩), overlaps q_kl = Tr S_k S_l/d, risk Φ(q) of one fresh sample, factors W (r_1, d) of entries
 ν N(0, 1) at the start, n steps of rate η on the mean loss of B samples, κ = η/B, α = nB/d², t = κα:
 
@@ -14,7 +14,6 @@ S_1(0), a Wishart matrix, is free from S_2, so that every moment follows from on
 
     m + c ⟨m P/(K + m P)⟩ = c ρ_1,   c = ν²/√ρ_1
     q_12 = ⟨s m/(K + m P)⟩,   q_11 = m² ⟨(K + mP)^{-2}⟩ + c m ⟨K/(K + mP)²⟩²/(1 + c ⟨K P/(K + mP)²⟩)
-    G(z) = 1/z + z^{-2} ⟨m_z/(K + m_z P_z)⟩,   P_z = P - 1/z         (∫ μ_1(dx)/(z - x))
 
 K and P stay finite where S_1 converges, K → 0 and P → -g_11/(g_12 s), and 1/K and P/K do not.
 
@@ -29,12 +28,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jaxsmi.core import validate
@@ -54,8 +49,6 @@ _MAX_EXPONENT = 600.0
 # (q_11 - q_12²/q_22)/q_22, the part of a student that is not the teacher's: below it g_11, a
 # quotient of two such numbers, is rounding
 _MIN_REST = 1e-9
-# of a density at z = x + i h: h in units of the largest x, and the steps of m_z that reach it
-_HEIGHT, _STEPS = 1e-3, 400
 
 
 class FactorState(NamedTuple):
@@ -65,95 +58,42 @@ class FactorState(NamedTuple):
     precision: Array
 
 
-class FactorLaw(eqx.Module):
-    """Law of S_1(t), or of several records along a leading axis.
+class FactorMotion(AbstractMotion):
+    """Factors from a Gaussian start: B and P move, overlaps follow (module docstring).
 
     Attributes:
+        start: B and P at t = 0.
         matrix: Spectrum of S_2, and ρ_1.
+        norm: q_22.
         size: c = ν²/√ρ_1.
-        state: B and P.
     """
-
-    matrix: MatrixPair
-    size: Array
-    state: FactorState
-
-    def _mean(self, values: Array) -> Array:
-        return jnp.sum(self.matrix.weights * values)
-
-    def _decay(self) -> Array:
-        """K at the nodes (n,)."""
-        exponent = 2.0 * self.state.exponent * self.matrix.eigenvalues
-        return jnp.exp(jnp.clip(exponent, -_MAX_EXPONENT, _MAX_EXPONENT))
-
-    def overlaps(self) -> Overlaps:
-        """q_12 (1, 1) and q_11 (1, 1) (module docstring)."""
-        K, P, c = self._decay(), self.state.precision, self.size
-
-        def excess(log_m: Array) -> Array:
-            m = jnp.exp(log_m)
-            return m / c + self._mean(m * P / (K + m * P)) - self.matrix.width
-
-        # m is largest at P = 0; ⟨mP/(K + mP)⟩ <= m ⟨P/K⟩
-        top = jnp.log(c * self.matrix.width)
-        low = top - jnp.log1p(c * self._mean(jnp.abs(P) / K)) - 1.0
-        m = jnp.exp(differentiable_root(excess, *map(lax.stop_gradient, (low, top + 1.0))))
-        rest = K + m * P
-        spread = self._mean(K / rest**2)
-        moved = c * m * spread**2 / (1.0 + c * self._mean(K * P / rest**2))
-        q12 = m * self._mean(self.matrix.eigenvalues / rest)
-        q11 = m**2 * self._mean(rest**-2.0) + moved
-        return Overlaps(q12.reshape(1, 1), q11.reshape(1, 1))
-
-    def density(self, points: ArrayLike) -> Array:
-        """Compute the density of the eigenvalues of S_1 at points > 0.
-
-        It is smeared by 1e-3 of the largest point, as -Im G(x + i h)/π; its zero eigenvalues, of
-        ρ_1 < 1, are beside it.
-
-        Args:
-            points: x (n,), numbers > 0.
-
-        Returns:
-            Density (records, n).
-
-        Raises:
-            ValueError: For points that are not positive.
-        """
-        allowed = "numbers > 0 (n,)"
-        x = validate.array("points", points, allowed, shape=(None,), interval=POSITIVE)
-        return jax.vmap(lambda law: law._density(x))(self)
-
-    def _density(self, x: Array) -> Array:
-        z = (x + 1j * _HEIGHT * jnp.max(x))[:, None]
-        K, c, weights = self._decay(), self.size, self.matrix.weights
-        P = self.state.precision - 1.0 / z
-
-        # m maps a half plane onto itself; the average of two steps contracts
-        def step(_: int, m: Array) -> Array:
-            own = jnp.sum(weights * P / (K + m * P), axis=1, keepdims=True)
-            return 0.5 * (m + c * self.matrix.width / (1.0 + c * own))
-
-        m = lax.fori_loop(0, _STEPS, step, jnp.full_like(z, c * self.matrix.width))
-        # the zeros of S_1 are a Lorentzian of their own weight, which is left out
-        zeros = jnp.maximum(1.0 - self.matrix.width, 0.0)
-        G = (1.0 - zeros + jnp.sum(weights * m / (K + m * P), axis=1) / z[:, 0]) / z[:, 0]
-        return -jnp.imag(G) / np.pi
-
-
-class FactorMotion(AbstractMotion):
-    """Factors from a Gaussian start: B and P move, overlaps follow (module docstring)."""
 
     start: FactorState
     matrix: MatrixPair
     norm: Array
     size: Array
 
-    def law(self, state: FactorState) -> FactorLaw:
-        return FactorLaw(self.matrix, self.size, state)
-
     def overlaps(self, state: FactorState) -> Overlaps:
-        return self.law(state).overlaps()
+        """q_12 (1, 1) and q_11 (1, 1) (module docstring)."""
+        P, c = state.precision, self.size
+        exponent = 2.0 * state.exponent * self.matrix.eigenvalues
+        K = jnp.exp(jnp.clip(exponent, -_MAX_EXPONENT, _MAX_EXPONENT))
+        mean = lambda values: jnp.sum(self.matrix.weights * values)
+
+        def excess(log_m: Array) -> Array:
+            m = jnp.exp(log_m)
+            return m / c + mean(m * P / (K + m * P)) - self.matrix.width
+
+        # m is largest at P = 0; ⟨mP/(K + mP)⟩ <= m ⟨P/K⟩
+        top = jnp.log(c * self.matrix.width)
+        low = top - jnp.log1p(c * mean(jnp.abs(P) / K)) - 1.0
+        m = jnp.exp(differentiable_root(excess, *map(lax.stop_gradient, (low, top + 1.0))))
+        rest = K + m * P
+        spread = mean(K / rest**2)
+        moved = c * m * spread**2 / (1.0 + c * mean(K * P / rest**2))
+        q12 = m * mean(self.matrix.eigenvalues / rest)
+        q11 = m**2 * mean(rest**-2.0) + moved
+        return Overlaps(q12.reshape(1, 1), q11.reshape(1, 1))
 
     def velocity(self, averages: AbstractAverages, state: FactorState) -> FactorState:
         M, Q = self.overlaps(state)

@@ -37,7 +37,7 @@ from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Estimate
 from jaxsmi.core.validate import NON_NEGATIVE, UNIT_INTERVAL, check
 from jaxsmi.models.teacher_student import AbstractFlowTeacher
-from jaxsmi.sgd.extensive_rank import FACTOR_RATE, FactorLaw, matrix_start
+from jaxsmi.sgd.extensive_rank import FACTOR_RATE, matrix_start
 from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_moving, pair_of
 from jaxsmi.sgd.sample_averages import (
     AbstractAverages,
@@ -80,7 +80,6 @@ class Flow(eqx.Module):
         stderr: Standard errors of these four.
         result: A `Result` code.
         kappa: κ.
-        law: Of the factors of a matrix, the law of S_1(t), `law.density`; else None.
     """
 
     time: Array
@@ -91,7 +90,6 @@ class Flow(eqx.Module):
     stderr: FlowRecords
     result: Array
     kappa: Array
-    law: FactorLaw | None = None
 
     @property
     def alpha(self) -> Array:
@@ -277,7 +275,7 @@ def flow(
         for two tokens on a core, milliseconds for networks with a series; of factors 3 s.
 
     Source:
-        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67), (77) to (82)].
+        [ALSKZ25, Eq. 11]; [theory: online-sgd, Eqs. (29), (30), (66), (67), (77) to (81)].
     """
     increasing = "increasing numbers >= 0"
     record_times = jnp.atleast_1d(validate.array("times", times, increasing, interval=NON_NEGATIVE))
@@ -285,7 +283,7 @@ def flow(
     ordered = jnp.all(jnp.diff(record_times) > 0)
     check(ordered, "times", times, increasing)
     equation = _FlowEquation.of(model, start, rate, student, key, averages, iteration)
-    records, law, complete = _trajectories(equation, jnp.nan_to_num(record_times))
+    records, complete = _trajectories(equation, jnp.nan_to_num(record_times))
     valid = ordered & validate.valid((equation, record_times))
     clean = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x) & valid, x, jnp.nan), records)
     result = jnp.where(jnp.all(complete), int(Result.SUCCESS), int(Result.MAX_STEPS))
@@ -295,7 +293,6 @@ def flow(
         stderr=jax.tree.map(spread, clean),
         result=jnp.where(valid, result, int(Result.INVALID)),
         kappa=equation.kappa,
-        law=jax.tree.map(lambda x: jnp.mean(x, axis=0), law),
     )
 
 
@@ -359,13 +356,11 @@ def recovery_time(
 
 
 @eqx.filter_jit
-def _trajectories(
-    equation: _FlowEquation, times: Array
-) -> tuple[FlowRecords, FactorLaw | None, Array]:
-    """Records and laws of matrices of each net, and True where all its times were reached."""
+def _trajectories(equation: _FlowEquation, times: Array) -> tuple[FlowRecords, Array]:
+    """Records of each net, and True where all its times were reached."""
     import diffrax
 
-    def one(averages: AbstractAverages) -> tuple[FlowRecords, FactorLaw | None, Array]:
+    def one(averages: AbstractAverages) -> tuple[FlowRecords, Array]:
         solution = equation.solve(averages, times[-1], diffrax.SaveAt(ts=times))
         assert solution.ys is not None
         path = jax.vmap(equation.motion.overlaps)(solution.ys)
@@ -374,8 +369,7 @@ def _trajectories(
             risk = lax.map(lambda x: averages.risk(x.M, x.Q), path)
         cosine = jax.vmap(equation.agreement)(path)
         complete = solution.result == diffrax.RESULTS.successful
-        records = FlowRecords(path.M, path.Q, cosine, risk)
-        return records, jax.vmap(equation.motion.law)(solution.ys), complete
+        return FlowRecords(path.M, path.Q, cosine, risk), complete
 
     return equation.setting.averages.over_nets(one)
 

@@ -388,9 +388,6 @@ class AbstractMotion(eqx.Module):
     def overlaps(self, state: Any) -> Overlaps:
         """M and Q."""
 
-    def law(self, state: Any) -> Any:
-        """Law of a matrix of extensive rank; None of rows."""
-
 
 def _exact_averages(pair: TeacherStudent, coarse: bool) -> AbstractAverages | None:
     """Averages without sampling of a squared loss of one direction, or None."""

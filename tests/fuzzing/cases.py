@@ -149,7 +149,6 @@ for prior in (
 for prior in (smi.priors.WishartPrior(0.5), smi.priors.ProductPrior(1.0, 0.5)):
     case(prior.overlap, {"Qhat": 1.0}, Qhat="non-negative array")
     case(prior.mmse, {"Qhat": 1.0}, Qhat="non-negative array")
-    case(prior.denoise, {"R": np.eye(4), "qhat": 1.0}, R="array", qhat="positive")
 for model, label in ((LINEAR, [1.0]), (SIGN, 1.0), (ATTENTION, np.full((2, 2), 0.5))):
     fields = {"omega": np.zeros((model.indices, model.tokens)), "V": np.eye(model.indices)}
     posterior = model.channel.posterior

@@ -305,7 +305,7 @@ def test_against_matrices(shape, rank, noise):
     left, right, Z = (jax.random.normal(k, s) for k, s in zip(keys, factors, strict=True))
     S, unit = left @ right / np.sqrt(rank), (shape[0] * shape[1]) ** 0.25
     seen = (S + np.sqrt(noise) * Z) / unit
-    mean, error = ProductPrior(shape[0] / shape[1], rank / shape[1]).denoise(seen, 1 / noise)
+    mean, error = ProductPrior(shape[0] / shape[1], rank / shape[1]).law.shrink(seen, 1 / noise)
     np.testing.assert_allclose(jnp.mean((unit * mean - S) ** 2), error, rtol=0.015)
     point = long / short, rank / short
     np.testing.assert_allclose(error, rectangular_error(*point, 1 / noise), rtol=1e-12)

@@ -502,7 +502,6 @@ MATRICES = [
     ("calibrate", lambda: passing(SCORES, learner=smi.Bayes(calibrate=True))),
     ("key: got None", lambda: smi.gamp(ARGMAX, sample(ARGMAX))),
     ("key", lambda: smi.generalization_error(THREE, jnp.ones((1, 1)))),
-    ("R: .*symmetric", lambda: SCORES.prior.denoise(jnp.arange(16.0).reshape(4, 4), 1.0)),
     ("model: .*a model of indices", lambda: smi.weak_recovery(SCORES, key=KEY)),
     ("model: .*a model of indices", lambda: smi.staircase(SCORES, key=KEY)),
     ("model: .*a model of indices", lambda: smi.first_order(SCORES, key=KEY)),

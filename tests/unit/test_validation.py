@@ -28,7 +28,7 @@ RETURNED = {
 }  # fmt: skip
 # Methods that users call; the others of these classes are called by engines.
 METHODS = {
-    "denoise", "draw", "encode", "first", "free_entropy", "interval", "mixed",
+    "draw", "encode", "first", "free_entropy", "interval", "mixed",
     "mmse", "network", "of_weight_decay", "overlap", "posterior", "predict", "predict_proba",
     "risk", "sample", "second_moment", "second_moments", "sharded", "side_information",
     "small_width_error", "standardise", "unwhiten", "whiten",
