@@ -7,9 +7,10 @@ Letters of the shapes: N samples, M tokens, D dimension of a token, P indices.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,29 +29,25 @@ from jaxsmi.core.validate import check, optional
 from jaxsmi.core.whitening import CONSTANT, Whitening, whitening_of
 
 
-class HasTeacher(Protocol):
-    """Data with a teacher: a `Dataset` or a `Stream`."""
+class HasTeacher(eqx.Module):
+    """Data with a teacher: a `Dataset` or a `Stream`.
+
+    Attributes:
+        teacher: The teacher's weights; None for a user's own data.
+        model: The model that made the labels; None: taken to be the one that learns.
+        directions: U (K, D), the fixed directions of the inputs; None: they have none.
+        encoding: E (M, K), what every token has of them.
+    """
+
+    teacher: eqx.AbstractVar[Array | None]
+    model: eqx.AbstractVar[Any]
+    directions: eqx.AbstractVar[Array | None]
+    encoding: eqx.AbstractVar[Array | None]
 
     @property
-    def teacher(self) -> Array | None:
-        """The teacher's weights; None for a user's own data."""
-
-    @property
-    def model(self) -> Any:
-        """The model that made the labels; None: taken to be the one that learns."""
-
-    @property
+    @abc.abstractmethod
     def dimension(self) -> int:
         """D."""
-        ...
-
-    @property
-    def directions(self) -> Array | None:
-        """U (K, D), the fixed directions of the inputs; None: they have none."""
-
-    @property
-    def encoding(self) -> Array | None:
-        """E (M, K), what every token has of them."""
 
 
 def _finite_numbers(
@@ -116,7 +113,7 @@ class Regenerated(eqx.Module):
         return lax.map(self.block, jnp.arange(len(self.numbers))).reshape(self.shape)
 
 
-class Dataset(Described):
+class Dataset(Described, HasTeacher):
     """Inputs, labels and, for synthetic data, the teacher that made them.
 
     Args:

@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxsmi.core import validate
 from jaxsmi.core.arrays import PyTree, as_module, theory_dtype
-from jaxsmi.core.data import Dataset, Regenerated
+from jaxsmi.core.data import Dataset, HasTeacher, Regenerated
 from jaxsmi.core.validate import COSINE, UNIT_INTERVAL, check
 from jaxsmi.design.products import draw_inputs, shifted
 from jaxsmi.design.tokens import Directions
@@ -145,7 +145,7 @@ class Monitor(eqx.Module):
         self.progress = validate.flag("progress", self.progress)
 
 
-class Stream(eqx.Module):
+class Stream(HasTeacher):
     """Endless fresh samples of a teacher: data of one-pass learning that are never stored.
 
     Args:

@@ -36,6 +36,11 @@ _UNINFORMED = 1e-3
 _REACHED = (Result.SUCCESS, Result.RECOVERED, Result.INACCURATE, Result.MARGINAL, Result.UNSTABLE)
 
 
+def _along(name: str, text: str) -> property:
+    """A field of all solutions of a curve, with its docstring."""
+    return property(lambda curve: curve.values(name), doc=text)
+
+
 class Curve(Described):
     """Solutions of one model along α, in the order in which they were solved: a sequence of them,
     and their numbers as arrays with a leading axis of α.
@@ -62,46 +67,19 @@ class Curve(Described):
         validate.check(all(eqx.is_array(x) for x in found), "name", name, allowed)
         return jnp.stack(found)
 
-    @property
-    def alpha(self) -> Array:
-        """α (A,)."""
-        return self.values("alpha")
-
-    @property
-    def overlap(self) -> Array:
-        """Q (A, P, P)."""
-        return self.values("overlap")
-
-    @property
-    def stderr(self) -> Array:
-        """Standard errors of Q (A, P, P)."""
-        return self.values("stderr")
+    alpha = _along("alpha", "α (A,).")
+    overlap = _along("overlap", "Q (A, P, P).")
+    stderr = _along("stderr", "Standard errors of Q (A, P, P).")
+    cosine = _along("cosine", "Cosines with the teacher (A, P).")
+    error = _along("error", "Errors of the plug-in predictor (A,), as `Solution.error`.")
+    result = _along("result", "Codes (A,).")
+    converged = _along("converged", "True where the code is SUCCESS or RECOVERED (A,).")
 
     @property
     def stderrs(self) -> dict[str, Array]:
         """Standard errors of other numbers by name, along α."""
         names = self.solutions[0].stderrs
         return {k: jnp.stack([one.stderrs[k] for one in self.solutions]) for k in names}
-
-    @property
-    def cosine(self) -> Array:
-        """Cosines with the teacher (A, P)."""
-        return self.values("cosine")
-
-    @property
-    def error(self) -> Array:
-        """Mean squared errors of the plug-in predictor (A,), as `Solution.error`."""
-        return self.values("error")
-
-    @property
-    def result(self) -> Array:
-        """Codes (A,)."""
-        return self.values("result")
-
-    @property
-    def converged(self) -> Array:
-        """True where the code is SUCCESS or RECOVERED (A,)."""
-        return self.values("converged")
 
     @property
     def message(self) -> str:

@@ -166,11 +166,6 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
         return SymmetricFactors(self, _law(self.prior))
 
     @property
-    def indices(self) -> int:
-        """L, the number of matrices."""
-        return self.layers
-
-    @property
     def channel(self) -> AbstractChannel:
         """Channel of the scores of one layer (for hardmax, of two tokens); others refuse
         inference."""
