@@ -75,7 +75,8 @@ class Shrinkage(eqx.Module):
     def derivative(self, s: Array) -> Array:
         """Return f'(s)."""
         size = s if self.positive else jnp.abs(s)
-        return jnp.where(size > self.threshold, self.slope, 0.0)
+        # at a threshold of zero, too: a ridge alone scales zeros as all other values
+        return jnp.where(size >= self.threshold, self.slope, 0.0)
 
     def quotient(self, x: Array, y: Array) -> Array:
         """Return (f(x) - f(y))/(x - y), and f' at equal arguments."""
@@ -88,13 +89,13 @@ class Shrinkage(eqx.Module):
         """Return f of the singular values of a matrix R (L, d), and the mean of ∂f/∂R."""
         L, d = R.shape
         rows, values, columns = jnp.linalg.svd(R, full_matrices=False)
-        kept, x, y = self(values), values[:, None], values[None, :]
+        x, y = values[:, None], values[None, :]
         # (x f(x) - y f(y))/(x² - y²), as f is odd; the diagonal is f'
         pairs = 0.5 * (self.quotient(x, y) + self.quotient(x, -y))
         pairs = pairs.at[jnp.diag_indices(len(values))].set(self.derivative(values))
         # a rectangular matrix has |L - d| singular values of zero more
-        zeros = abs(L - d) * jnp.sum(kept / jnp.where(values > 0.0, values, 1.0))
-        return (rows * kept) @ columns, (jnp.sum(pairs) + zeros) / (L * d)
+        zeros = abs(L - d) * jnp.sum(self.quotient(values, jnp.zeros_like(values)))
+        return (rows * self(values)) @ columns, (jnp.sum(pairs) + zeros) / (L * d)
 
     def symmetric_matrix(self, R: Array) -> tuple[Array, Array]:
         """Return f of the eigenvalues of a symmetric matrix R (d, d), and the mean of ∂f/∂R."""

@@ -164,8 +164,15 @@ class IndexModel(AbstractModel, AbstractTeacher):
         return jax.nn.softmax(jnp.stack(odds, axis=1), axis=1)
 
     def unsupported_reason(self, purpose: str = "inference") -> str | None:
-        """Add two refusals: averages of runs, and directions under a prior whose columns differ,
+        """Add three refusals: a teacher that overlaps with directions of its inputs, which its
+        prior does not know; averages of runs; and directions under a prior whose columns differ,
         of which S does not say which direction grows first."""
+        if self.inputs is not None and self.inputs.cross is not None:
+            return (
+                f"inputs: got {title(self)} with cross=, weights that overlap with directions of "
+                "their inputs; allowed: none (smi.Tokens(encoding=..)), or a learner: "
+                "smi.state_evolution(.., learner=smi.Erm(..))."
+            )
         if purpose == "averages":
             return (
                 f"fit: got runs of {title(self)}; allowed: runs of a matrix model (weights are "
@@ -504,17 +511,6 @@ class MultiIndex(IndexModel):
         if self.inputs is not None:
             self.inputs.check_fit(self.indices, self.tokens, self.prior.second_moment(self.indices))
         self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
-
-    def unsupported_reason(self, purpose: str = "inference") -> str | None:
-        """Add a refusal: a teacher that overlaps with directions of its inputs, which its prior
-        does not know."""
-        if self.inputs is not None and self.inputs.cross is not None:
-            return (
-                f"inputs: got {self.name} with cross=, weights that overlap with directions of "
-                "their inputs; allowed: none (smi.Tokens(encoding=..)), or a learner: "
-                "smi.state_evolution(.., learner=smi.Erm(..))."
-            )
-        return super().unsupported_reason(purpose)
 
 
 class _OfFields(eqx.Module):

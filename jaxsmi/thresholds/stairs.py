@@ -180,7 +180,7 @@ def staircase(
             alpha, basis = jnp.asarray(lowest, S.dtype), jnp.asarray(learned, S.dtype)
             branch = scan_branch(constant, basis, alpha, scan_key, points)
             check_oblique(constant, basis)
-            guessed = _finite(guesses, len(stairs))
+            guessed = guesses[len(stairs)] if len(stairs) < len(guesses) else None
             Q = lax.stop_gradient(stairs[-1].overlap)
             point = next_crossing(branch, Q, guessed, most)
             left = P - learned.shape[1]
@@ -216,12 +216,6 @@ def staircase(
             stairs.append(threshold)
             learned = _joined(learned, _directions_of(threshold.subspace))
     return stairs
-
-
-def _finite(guesses: Sequence[Threshold], number: int) -> Threshold | None:
-    if len(guesses) <= number or not np.isfinite(float(lax.stop_gradient(guesses[number].alpha))):
-        return None
-    return guesses[number]
 
 
 def _failed(S: Array, nets: int) -> Threshold:

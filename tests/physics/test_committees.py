@@ -357,3 +357,17 @@ def test_binary_committee_is_recovered_by_a_jump():
     assert abs(found - exact) < 4 * max(errors) / abs(slope) + 1e-4
     codes = [int(solve(*at).result) for at in ((1.53, 0.99), (1.97, None), (1.985, None))]
     assert codes == [smi.Result.RECOVERED, smi.Result.SUCCESS, smi.Result.RECOVERED]
+
+
+@SLOW
+def test_thresholds_of_the_binary_committee_are_bisected():
+    """Those of the test above; Q = S is stable at any α, also below the grid."""
+    few = smi.Averages(2**11, 2)
+    found = smi.first_order(BINARY, key=KEY, alpha=[1.4, 1.7, 1.9, 2.1], averages=few)
+    optimal, end = found.information_theoretic, found.algorithmic
+    # two nets: errors of errors, so that four bars are wide
+    assert abs(float(optimal.alpha) - binary_transition()) < 4 * float(optimal.stderr) < 0.02
+    assert abs(float(end.alpha) - 1.97698) < 4 * float(end.stderr) < 0.01
+    assert float(found.spinodal.alpha) == 0.0
+    assert len(found.alpha) == 6  # beside the end and where the free entropies are equal, too
+    np.testing.assert_allclose(found.informed[:, 0, 0], 1.0, atol=1e-6)

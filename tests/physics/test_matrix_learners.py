@@ -65,6 +65,19 @@ def test_a_ridge_is_ridge_regression(model):
         assert float(model.prior.norm - 2 * M + Q) == pytest.approx(e, abs=1e-9)
 
 
+@pytest.mark.parametrize("nuclear", [0.0, 0.3])
+def test_the_mean_slope_of_shrinkage_is_the_divergence(nuclear):
+    """On matrices of full rank by automatic differentiation; a ridge alone is linear, so that its
+    slope is the same on a matrix with singular values of zero."""
+    shrink = smi.MatrixErm(ridge=0.5, nuclear=nuclear).shrinkage(jnp.ones(()), 0.5, False)
+    R = jnp.asarray(np.random.default_rng(0).standard_normal((3, 5)))
+    slopes = jax.jacfwd(lambda R: shrink.matrix(R)[0])(R)
+    assert float(shrink.matrix(R)[1]) == pytest.approx(float(jnp.einsum("ijij->", slopes)) / 15)
+    if nuclear == 0.0:
+        flat = jnp.outer(R[:, 0], R[0])
+        assert float(shrink.matrix(flat)[1]) == pytest.approx(1 / 1.5)
+
+
 @SLOW
 @each_model
 @pytest.mark.parametrize("positive", [True, False])
