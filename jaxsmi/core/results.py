@@ -47,7 +47,8 @@ class Result(enum.IntEnum):
         "Too many inner integrals missed their tolerance: raise the model's max_nodes, or its "
         "tolerance.",
         None,
-        "Too many proximal points missed their tolerance: give the loss its proximal point, prox=.",
+        "Too many proximal points missed their tolerance: give the loss its proximal point, prox=, "
+        "or places where the search begins, starts=.",
     )
     MARGINAL = (
         7,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -54,6 +54,8 @@ from jaxsmi.learners.penalties import BoundedPenalty, Ridge
 from jaxsmi.models.index import IndexModel
 from jaxsmi.priors.iid import squares
 
+Starts = Callable[[Array, Array], Array]
+
 _BLOCK_SIZE = 4096  # samples whose proximal points are sought at a time
 _LEAST_RESPONSE = 1e-9  # of 1/A: differences of proximal points keep seven digits
 _TOLERANCE = 1e-6  # gradient that may remain at a proximal point, relative to g
@@ -67,8 +69,8 @@ def _as_loss(loss: Callable[[Array, Array], Array]) -> Callable[[Array, Array], 
     return as_module(validate.loss("loss", loss))
 
 
-def _as_prox(prox: Prox | None) -> Prox | None:
-    return as_module(validate.optional(validate.function, "prox", prox, "a function"))
+def _optional(name: str) -> Callable[[Any], Any]:
+    return lambda f: as_module(validate.optional(validate.function, name, f, "a function"))
 
 
 def _as_ridge(ridge: ArrayLike) -> Array:
@@ -120,6 +122,8 @@ class Erm(AbstractIndexLearner):
         prox: prox(y, ω, V) -> z (P, M), the proximal point in closed form, for losses with kinks.
             The hinge and Huber's loss of a linear student, and the default loss of a student of
             straight pieces (`smi.links.relu`), have their own.
+        starts: starts(y, ω) -> fields (K, P, M) at which the search for the proximal point begins.
+            Default: ω, -ω and four random ones; for a convex loss ω alone.
         convex: Whether ℓ(link(z), y) is convex in the fields z. Default None: examined at random
             fields.
         l1: κ >= 0, weight of the l1 norm, of students of one index. Default: none. With a ridge
@@ -129,7 +133,7 @@ class Erm(AbstractIndexLearner):
 
     Raises:
         ValueError: For a ridge or l1 that is negative or no number, bounds that are not low < high,
-            or a loss or prox that is no function. Once the labels are known, for l1 or
+            or a loss, prox or starts that is no function. Once the labels are known, for l1 or
             bounds with a student of several indices or a ridge of each column (in theory with fixed
             directions of inputs, too), or a loss that does not fit the labels; once the weights
             are, for a ridge of another size.
@@ -146,7 +150,8 @@ class Erm(AbstractIndexLearner):
     student: IndexModel | None = None
     loss: Callable[[Array, Array], Array] = eqx.field(converter=_as_loss, default=losses.squared)
     ridge: Array = eqx.field(converter=_as_ridge, default=0.1)
-    prox: Prox | None = eqx.field(converter=_as_prox, default=None)
+    prox: Prox | None = eqx.field(converter=_optional("prox"), default=None)
+    starts: Starts | None = eqx.field(converter=_optional("starts"), default=None)
     convex: bool | None = eqx.field(static=True, default=None)
     l1: Array | None = eqx.field(converter=_as_l1, default=None)
     bounds: Array | None = eqx.field(converter=_as_bounds, default=None)
@@ -227,9 +232,10 @@ class Erm(AbstractIndexLearner):
         """Return ℓ_y(z) of the student's fields (P, M)."""
         return self.loss(self.network.link(fields), label)
 
-    def _starts(self, omega: Array, V: Array) -> Array:
-        """Initial fields (K, P, M) of the search for the proximal point: ω, and for a loss that is
-        not convex -ω and four random ones."""
+    def _starts(self, label: Array, omega: Array, V: Array) -> Array:
+        """Initial fields (K, P, M) of the search for the proximal point."""
+        if self.starts is not None:
+            return jnp.concatenate([omega[None], self.starts(label, omega)])
         if self.convex:
             return omega[None]
         normal = np.random.default_rng(0).standard_normal((_RANDOM_STARTS, *omega.shape))
@@ -245,8 +251,10 @@ class Erm(AbstractIndexLearner):
             formula = self.prox
             block = lambda z, y, w: proximal.points_by_formula(formula, loss, law, z, y, w, V)
         else:
-            begin = jax.vmap(lambda w: self._starts(w, V))
-            block = lambda z, y, w: proximal.points_by_descent(loss, law, z, y, w, V, begin(w))
+            begin = jax.vmap(lambda z, y, w: self._starts(law(z, y), w, V))
+            block = lambda z, y, w: proximal.points_by_descent(
+                loss, law, z, y, w, V, begin(z, y, w)
+            )
         return _in_blocks(block, (teacher_fields, noise, omega))
 
     def check_labels(self, labels: Array) -> None:
@@ -401,6 +409,8 @@ def _examine_loss(learner: Erm, model: IndexModel) -> bool:
     check_closure("loss", loss, *pair)
     if learner.prox is not None:
         check_closure("prox", learner.prox, *pair, jnp.eye(student.indices))
+    if learner.starts is not None:
+        check_closure("starts", learner.starts, *pair)
     channel, by_formula = student.channel, learner.prox is not None
     looked = _loss_at_probes(learner.loss, channel, labels, fields, by_formula)
     check(looked.finite, "loss", "one that is not finite", allowed)

@@ -61,7 +61,7 @@ NAMES = {
     "flag":
         "bayes calibrate convex generative normalised positive quick squared store symmetric "
         "tied",
-    "function": "build function link log_likelihood loss output prox record sampler target",
+    "function": "build function link log_likelihood loss output prox record sampler starts target",
     "positive": "alpha alpha_max beta rank_ratio threshold tolerance",
     "non-negative": "l1 noise nuclear rate ridge",
     "non-negative array": "penalty skip times",
