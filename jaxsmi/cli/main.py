@@ -118,6 +118,7 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
         meant = f"Did you mean {close[0]}? " if close else ""
         kind, named = _kind(place), word[:1] > "-"
         said = f'Unknown {kind} "{word}". ' if named else ""
+        said = f"Write the command first, then the model {word}. " if word in MODELS else said
         what = f"{kind.title()}s" if named else f"A {kind} is needed"
         raise CycloptsError(msg=f"{said}{meant}{what}: {', '.join(choices)}.")
     for choice, summary in choices.items():
@@ -167,6 +168,8 @@ def _choices(name: str) -> dict[str, str]:
 
 def _reject_unknown(place: CommandLine, rest: Sequence[str], names: list[str]) -> None:
     """Name a flag that the command does not have: cyclopts would name a missing one first."""
+    for word in [x for x in rest if re.match(r"-(?!inf|nan)[a-z]{2}", x)]:
+        raise CycloptsError(msg=f"A flag has two dashes: -{word}.")
     known = [name.replace("_", "-") for name in names] + ["help"]
     given = [word[2:].partition("=")[0].replace("_", "-") for word in rest if word[:2] == "--"]
     # --no-x switches x off
@@ -175,6 +178,7 @@ def _reject_unknown(place: CommandLine, rest: Sequence[str], names: list[str]) -
         targets = [place.command.target, *([MODELS[place.model]] if place.model else [])]
         models = [x for x in MODELS if place.model and argument in arguments_of(MODELS[x])]
         close = difflib.get_close_matches(name, known, 1)
+        close = close or [x for x in known if x.startswith(name)]
         said = f" Did you mean --{close[0]}?" if close else ""
         said = f" It belongs to {', '.join(models)}." if models else said
         objects = any(argument in arguments_of(target, words=False) for target in targets)
@@ -236,7 +240,9 @@ def _plain(error: CycloptsError) -> str:
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return f"A value of {error.argument.name} is needed."
     if isinstance(error, UnusedCliTokensError):
-        return f'"{" ".join(error.unused_tokens or [])}" belongs to no flag.'
+        words = " ".join(error.unused_tokens or [])
+        hint = f" Write --{words}." if re.match(r"[a-z_-]+=", words) else ""
+        return f'"{words}" belongs to no flag.{hint}'
     if isinstance(error, CoercionError) and error.token and "," in error.token.value:
         flag, word = error.token.keyword or "", error.token.value
         several = error.argument is not None and "tuple" in str(error.argument.hint)
