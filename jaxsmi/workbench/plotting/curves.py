@@ -811,12 +811,12 @@ def staircase(stairs: Stairs, ax: Axes | None = None) -> Axes:
         look: dict[str, Any] = markers(0) | {"color": tint, "markerfacecolor": "white"}
         ax.errorbar(alpha, k, xerr=np.nan_to_num(alpha - low), **look)
         said = rf"$\alpha=$ {format_estimate(critical.alpha, critical.stderr)}"
-        said = said if alpha else r"any $\alpha>0$"
+        said = "no root found" if np.isnan(alpha) else said if alpha else r"any $\alpha>0$"
         rows.append(f"{name} learned\n{said}")
     ax.grid(axis="y", visible=False)
     ax.set(xlim=(0.0, end), ylim=(-0.6, len(rows) - 0.4), xlabel=_ALPHA)
     ax.set_yticks(range(len(rows)), rows)
-    ax.set_title(textwrap.fill(stairs.message, 60), loc="left", fontsize=7)
+    ax.set_title(textwrap.fill(stairs.message, 42), loc="left", fontsize=7)
     return ax
 
 
