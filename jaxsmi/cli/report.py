@@ -243,9 +243,9 @@ def report(result: Any) -> Report:
     """Describe the result of any public function."""
     if isinstance(result, Report):
         return result
+    axes = lambda figure: result.plot(figure.subplots())
     # a batch has no single table and no single curve
     if isinstance(result, Solution) and np.ndim(result.overlap) == 2:
-        axes = lambda figure: result.plot(figure.subplots())
         # a root has no trajectory to draw
         draw = axes if "step" in result.history else None
         return Report(plain(result), text_of(result), lambda: result, draw)
@@ -261,7 +261,6 @@ def report(result: Any) -> Report:
     if isinstance(steps, list) and {*map(type, steps)} == {LearnerSolution}:  # minima
         text = "\n\n".join(map(text_of, steps))
     data = data if isinstance(data, dict) else {"value": data}
-    axes = lambda figure: result.plot(figure.subplots())
     draw = axes if isinstance(result, FirstOrder) else None
     return Report(data, text, lambda: storage.arrays(arrays), draw)
 
