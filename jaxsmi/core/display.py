@@ -119,8 +119,8 @@ def constructor_repr(module: eqx.Module, parts: bool = True) -> str:
     # by getattr: a constructor may keep an argument elsewhere, with a property of its name
     fields = {name: getattr(module, name) for name in names if hasattr(module, name)}
     # a method of an argument's name calls the user's function, which the channel keeps
-    law = getattr(getattr(module, "channel", None), "law", None)
-    fields = {name: law if hasattr(x, "__func__") else x for name, x in fields.items()}
+    link = getattr(getattr(module, "channel", None), "link_function", None)
+    fields = {name: link if hasattr(x, "__func__") else x for name, x in fields.items()}
     kinds = (str, int, float, jax.Array, np.ndarray, *((eqx.Module,) if parts else ()))
     shown = [f"{n}={_field_repr(value)}" for n, value in fields.items() if isinstance(value, kinds)]
     return f"{type(module).__name__}({', '.join(shown)})"

@@ -448,45 +448,15 @@ class MultiIndex(IndexModel):
         if channel is None:
             P = validate.count("indices", indices)
             M = validate.count("tokens", 1 if tokens is None else tokens)
-            # few labels have a mean for given fields: a link like any other
-            argument = "link"
-            if link is None and labels.outcomes is not None:
-                link, argument = labels.mean, "log_likelihood"
-                name = name or _name_of(log_likelihood, "own law p(y|z)")
-            alone = link is None and log_likelihood is not None
-            allowed = "a link, E[y|z], beside it, or outcomes=, all labels, if they are few"
-            check(not alone, "log_likelihood", "it without a link", allowed)
-            allowed = (
-                "a JAX function of the fields, or a channel=; smi.links.sign() and the like are "
-                "models, and need no MultiIndex"
-            )
-            check(not validate.uncalled(link), "link", link, allowed)
-            link = validate.function("link", link, allowed)
-            self.name = name or _name_of(link)
-            law = as_module(link)
-            # NumPy: inside jit an array of JAX would be traced, and an index out of range no error
-            fields = np.zeros((P, M))
-            of = "an array of shape {}" if argument == "link" else _LABEL_FIRST
-            arguments = of.format(fields.shape)
-            output_shape(argument, law, arguments, fields, called=self.name)
-            check_closure("link", law, fields)
+            function, found = _link_or_mean(link, labels, P, M, name)
+            self.name = found
             variance = validate.number("noise", noise, VARIANCE)
             allowed = "0 beside a log_likelihood=, which already has the noise of the labels"
             check(log_likelihood is None or is_zero(noise), "noise", noise, allowed)
             validate.optional(validate.number, "tolerance", tolerance, POSITIVE)
             error = default_tolerance(P * M) if tolerance is None else tolerance
-            budget = Budget(error, max_nodes)
-            values = None if log_likelihood is not None else values_on_orthants(law, P, M)
-            if values is not None:
-                self.channel = orthant_channel(values, None if is_zero(noise) else variance, P)
-            # the law of other noiseless labels is a delta function of the fields, which no
-            # numerical integral resolves
-            elif log_likelihood is None and is_zero(noise):
-                names = {"name": self.name, "indices": P, "tokens": M}
-                self.channel = NoInference(link_function=law, budget=budget, **names)
-            else:
-                _check_likelihood(labels, law, P, M)
-                self.channel = IntegratedChannel(P, M, budget, law, variance, labels)
+            noiseless, budget = is_zero(noise), Budget(error, max_nodes)
+            self.channel = _channel_of(function, labels, P, M, variance, noiseless, budget, found)
         else:
             allowed = "an AbstractChannel"
             self.channel = validate.instance("channel", channel, AbstractChannel, allowed)
@@ -511,6 +481,55 @@ class MultiIndex(IndexModel):
         if self.inputs is not None:
             self.inputs.check_fit(self.indices, self.tokens, self.prior.second_moment(self.indices))
         self.symmetry = _symmetry(symmetry, self.channel, labels, self.prior.traits.even)
+
+
+def _link_or_mean(
+    link: Callable[[Array], Array] | None, labels: Likelihood, P: int, M: int, name: str | None
+) -> tuple[Callable[[Array], Array], str]:
+    """The link as a Module, of few labels their mean unless it is given, and its name."""
+    argument = "link"
+    if link is None and labels.outcomes is not None:
+        link, argument = labels.mean, "log_likelihood"
+        name = name or _name_of(labels.log_likelihood, "own law p(y|z)")
+    alone = link is None and labels.log_likelihood is not None
+    allowed = "a link, E[y|z], beside it, or outcomes=, all labels, if they are few"
+    check(not alone, "log_likelihood", "it without a link", allowed)
+    allowed = (
+        "a JAX function of the fields, or a channel=; smi.links.sign() and the like are "
+        "models, and need no MultiIndex"
+    )
+    check(not validate.uncalled(link), "link", link, allowed)
+    link = validate.function("link", link, allowed)
+    name, function = name or _name_of(link), as_module(link)
+    # NumPy: inside jit an array of JAX would be traced, and an index out of range no error
+    fields = np.zeros((P, M))
+    of = "an array of shape {}" if argument == "link" else _LABEL_FIRST
+    output_shape(argument, function, of.format(fields.shape), fields, called=name)
+    check_closure("link", function, fields)
+    return function, name
+
+
+def _channel_of(
+    link: Callable[[Array], Array],
+    labels: Likelihood,
+    P: int,
+    M: int,
+    variance: Array,
+    noiseless: bool,
+    budget: Budget,
+    name: str,
+) -> AbstractChannel:
+    """The channel of a link: in closed form if it is constant on orthants, else by integrals."""
+    if labels.log_likelihood is None:
+        values = values_on_orthants(link, P, M)
+        if values is not None:
+            return orthant_channel(values, None if noiseless else variance, P)
+        # the law of other noiseless labels is a delta function of the fields, which no numerical
+        # integral resolves
+        if noiseless:
+            return NoInference(link_function=link, budget=budget, name=name, indices=P, tokens=M)
+    _check_likelihood(labels, link, P, M)
+    return IntegratedChannel(P, M, budget, link, variance, labels)
 
 
 class _OfFields(eqx.Module):
@@ -576,7 +595,7 @@ def _name_of(function: Any, anonymous: str = "f(z)") -> str:
     of a law whose name says no more than log p, `anonymous`."""
     while hasattr(function, "func"):
         function = function.func
-    name = getattr(function, "__name__", type(function).__name__)
+    name = getattr(function, "__name__", type(function).__name__).rpartition(".")[2]
     return anonymous if name in _ANONYMOUS else name
 
 
