@@ -72,13 +72,6 @@ class TeacherLaw(eqx.Module):
     teacher_direction_overlap: Array
     direction_gram: Array
 
-    @property
-    def column_moments(self) -> Array:
-        """E w*_i w*_iᵀ of each column (D, P*, P*), of mean S; (1, P*, P*) if all have one law."""
-        if self.prior.traits.identical:
-            return self.second_moment[None]
-        return self.prior.column(len(self.second_moment)).covariance
-
 
 class WeightAverages(eqx.Module):
     """Averages over the field b of the weights: the next `overlaps`; `squared` E[C ⊗ C]
@@ -283,8 +276,10 @@ def linear_weight_averages(
     """Compute `AbstractIndexLearner.weight_averages` for f_i(b) = C_i b, of a ridge or a Gaussian
     prior: C is (D, P, P), or (1, P, P) for all columns [theory: empirical-risk, Eqs. (8), (32)].
     Only second moments of the teacher enter."""
-    # of one C only the mean over columns matters
-    S = teacher.second_moment[None] if len(C) == 1 else teacher.column_moments
+    S = teacher.second_moment[None]
+    # E w*_i w*_iᵀ of each column; of one C only the mean over columns matters
+    if len(C) > 1 and not teacher.prior.traits.identical:
+        S = teacher.prior.column(S.shape[-1]).covariance
     R, G = teacher.teacher_direction_overlap, teacher.direction_gram
     # M̂ S M̂ᵀ and the like: averages over w* and u need second moments only
     signal = conjugates.signal

@@ -90,11 +90,6 @@ class BoundedPenalty(AbstractPenalty):
     low: Array
     high: Array
 
-    @property
-    def center(self) -> Array:
-        """The point c of [low, high] nearest to zero, where weights without a field are."""
-        return jnp.clip(0.0, self.low, self.high)
-
     def __call__(self, weights: Array) -> Array:
         """Sum the penalty of all weights; infinite out of bounds."""
         W = weights
@@ -129,7 +124,7 @@ class BoundedPenalty(AbstractPenalty):
         signal = conjugates.signal[0]
         a = self.ridge + conjugates.precision[0, 0]
         a = jnp.where(a > 0.0, a, jnp.nan)
-        c = self.center
+        c = jnp.clip(0.0, self.low, self.high)
         pull = law.covariance @ signal
         m = law.mean @ signal
         sigma = jnp.sqrt(pull @ signal + conjugates.noise[0, 0])

@@ -150,10 +150,11 @@ class _Hysteresis(eqx.Module):
     def informed_wins(self, alpha: Array, both: Branches, keys: PRNGKeyArray) -> Array:
         """True where the informed branch exists, and has the larger free entropy (R,)."""
         # all at the same keys: the errors of both branches cancel in the difference
-        uninformed, informed = (self.free_entropies(alpha, V, keys) for V in both[:2])
+        uninformed = self.free_entropies(alpha, both.uninformed, keys)
         # at the branch itself, V = 1e-7 S, the binary perceptron came out at 1.492, not 1.245
         if self.informed_is_perfect:
             return self.perfect_free_entropies(alpha, keys) > uninformed
+        informed = self.free_entropies(alpha, both.informed, keys)
         return both.converged & both.distinct & (informed > uninformed)
 
     @eqx.filter_jit
