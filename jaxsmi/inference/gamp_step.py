@@ -482,48 +482,57 @@ class GampIteration(AbstractSolver[GampLoopState]):
     def _update_fields(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None
     ) -> FieldUpdate:
-        """Compute fields, posterior and back-projection of an estimate.
-
-        Regenerated inputs are read once for ω and Σ g x/√D. If the misfit then widens V, a second
-        pass uses the wider V.
-        """
-        model = self.observations.model
+        """Compute fields, posterior and back-projection of an estimate."""
         key = jax.random.fold_in(self.key, state.step)
-        C = state.covariance
+        if isinstance(operator.inputs, Regenerated):
+            return self._update_by_passes(operator, state, numbers, key)
+        omega = operator.forward(state.weights) - state.onsager
+        V, excess = self._variance(operator, omega, state.covariance, numbers)
+        posterior = self.learner.respond(self.observations.statistic, omega, V, key)
+        return FieldUpdate(omega, V, excess, posterior, operator.adjoint(posterior.g))
 
-        def widened_variance(omega: Array) -> tuple[Array, Array]:
-            if numbers is None:
-                return C, jnp.ones((), C.dtype)
-            labels = self.observations.data.labels
-            excess = misfit(model.channel, labels, omega, C, numbers, operator).excess
-            return widened(C, self.observations.second_moment, excess), excess
+    def _update_by_passes(
+        self,
+        operator: AbstractOperator,
+        state: GampState,
+        numbers: Draws | None,
+        key: PRNGKeyArray,
+    ) -> FieldUpdate:
+        """`_update_fields` of regenerated inputs, which are read once for ω and Σ g x/√D. If the
+        misfit then widens V, a second pass uses the wider V."""
+        C, rows = state.covariance, (self.observations.statistic, state.onsager)
 
-        if not isinstance(operator.inputs, Regenerated):
-            omega = operator.forward(state.weights) - state.onsager
-            V, excess = widened_variance(omega)
-            posterior = self.learner.respond(self.observations.statistic, omega, V, key)
-            return FieldUpdate(omega, V, excess, posterior, operator.adjoint(posterior.g))
-
-        def through(V: Array) -> FieldUpdate:
+        def one_pass(V: Array) -> FieldUpdate:
             def answer(fields: Array, rows: PyTree) -> tuple[Array, PyTree]:
                 statistic, onsager = rows
                 omega = fields - onsager
                 posterior = self.learner.respond(statistic, omega, V, key)
                 return posterior.g, (omega, posterior)
 
-            rows = (self.observations.statistic, state.onsager)
             (omega, posterior), total = operator.forward_adjoint(state.weights, rows, answer)
-            return FieldUpdate(omega, *widened_variance(omega), posterior, total)
+            variance = self._variance(operator, omega, C, numbers)
+            return FieldUpdate(omega, *variance, posterior, total)
 
         if numbers is None:
-            return through(C)
+            return one_pass(C)
         # a loop, not a branch: the program of a pass is large, and is compiled once
-        unseen = jax.tree.map(jnp.zeros_like, jax.eval_shape(through, C))
+        unseen = jax.tree.map(jnp.zeros_like, jax.eval_shape(one_pass, C))
         return lax.while_loop(
             lambda now: (now[0] == 0) | (now[0] == 1) & (now[1].excess > 1.0),
-            lambda now: (now[0] + 1, through(now[1].V)),
+            lambda now: (now[0] + 1, one_pass(now[1].V)),
             (jnp.zeros((), int), unseen._replace(V=C)),
         )[1]
+
+    def _variance(
+        self, operator: AbstractOperator, omega: Array, C: Array, numbers: Draws | None
+    ) -> tuple[Array, Array]:
+        """V of the fields, C or wider where the labels are missed by more than C allows, and the
+        misfit of the labels."""
+        if numbers is None:
+            return C, jnp.ones((), C.dtype)
+        labels, channel = self.observations.data.labels, self.observations.model.channel
+        excess = misfit(channel, labels, omega, C, numbers, operator).excess
+        return widened(C, self.observations.second_moment, excess), excess
 
     def _precision(self, operator: AbstractOperator, posterior: Posterior, V: Array) -> Array:
         """A (P, P), by the estimate that was asked for; "state": that of theory."""
