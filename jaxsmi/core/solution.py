@@ -101,7 +101,8 @@ class Solution(Described):
             small change of the estimate from one step to the next; the fixed point is stable if it
             is below one.
         free_entropy: For a run: its Bethe free entropy, in nats per entry of a row. Of several ends
-            the one with the largest value is returned.
+            the one with the largest value is returned. NaN where the labels are further from the
+            estimate than the model allows (`history["misfit"]` above one).
         ends: For a run with several starts: all `Ends`, of which this is the best.
         weights: The estimate (P, D); None in theory.
         state: What is needed to continue a run.
@@ -148,6 +149,9 @@ class Solution(Described):
         posterior = self.kind == "gamp" and not learner
         # a posterior without enough noise contradicts itself
         noisy = posterior and np.any(np.isin(self.result, _OF_NOISE))
+        misfit = self.history.get("misfit") if posterior else None
+        if misfit is not None and misfit.ndim == 1 and self.trajectory["misfit"][-1] > 1.0:
+            said, noisy = f"{said} {_WIDENED}", True
         said = f"{said} {_MORE_NOISE}" if noisy else said
         stopped = np.asarray(self.result) == Result.MAX_STEPS
         long = self.kind == "gamp" and np.any(stopped & (np.asarray(self.steps) >= _LONG))
@@ -309,6 +313,10 @@ _OF_NOISE = (Result.MAX_STEPS, Result.UNSTABLE, Result.OVERCONFIDENT)
 # the default steps of gamp; sparse |z| that had not settled then had not after 1500 either
 _LONG = 300
 _LARGER = "A run as long as this may fluctuate in a small dimension: simulate a larger dimension."
+_WIDENED = (
+    "The labels are further from the estimate than its covariance allows: that was widened, and "
+    "there is no free entropy."
+)
 _MORE_NOISE = "Labels noisier than the model says can be the cause, too."
 _AT_ONCE = "Something is learned at any α > 0."
 _NO_ROOT = (

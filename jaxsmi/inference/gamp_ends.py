@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxsmi.core.arrays import concrete
+from jaxsmi.core.arrays import concrete, missing
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Ends, Solution
 from jaxsmi.models.base import AbstractModel
@@ -82,6 +82,16 @@ def best_end(solutions: list[Solution], nothing: Array | None = None) -> Solutio
     ambiguous = (end.result == Result.SUCCESS) & doubtful
     code = jnp.where(ambiguous, Result.AMBIGUOUS, end.result)
     return dataclasses.replace(end, result=code, ends=ends)
+
+
+def without_free_entropy_if_widened(end: Solution) -> Solution:
+    """The solution with a free entropy of NaN if V was widened in its last step: the labels are
+    then less likely than Φ, in which V is not C, says."""
+    recorded = jnp.isfinite(end.history["step"])
+    last = jnp.maximum(jnp.sum(recorded) - 1, 0)
+    widened = end.history["misfit"][last] > 1.0
+    value = jnp.where(widened, missing(), jnp.asarray(end.free_entropy))
+    return dataclasses.replace(end, free_entropy=value)
 
 
 def _pick(solutions: list[Solution], index: Array) -> Solution:

@@ -40,7 +40,12 @@ from jaxsmi.core.results import RUNNING, Result, choose
 from jaxsmi.core.solution import LearnerSolution, Solution
 from jaxsmi.core.validate import check
 from jaxsmi.inference.corrections import SIGNIFICANT
-from jaxsmi.inference.gamp_ends import SAME_END, best_end, disagree
+from jaxsmi.inference.gamp_ends import (
+    SAME_END,
+    best_end,
+    disagree,
+    without_free_entropy_if_widened,
+)
 from jaxsmi.inference.gamp_starts import FURTHER_SIZES, default_starts, make_start, streams
 from jaxsmi.inference.gamp_step import (
     Bethe,
@@ -142,9 +147,10 @@ def gamp(
         without a teacher), `state`, and `history` with "step", "overlap", "teacher_overlap" M,
         "cosine", "covariance", "residual", "damping", "inaccurate", and "misfit", the factor by
         which V was widened (else 1); `free_entropy` (Bethe, per entry of a row; NaN for a
-        minimiser), `stability` (the spectral radius of the map of a small change from one step to
-        the next) and, with several starts, `ends`. For matrix models `weights` is Ŝ (d, d),
-        `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d. Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED,
+        minimiser, and where V was widened), `stability` (the spectral radius of the map of a small
+        change from one step to the next) and, with several starts, `ends`. For
+        matrix models `weights` is Ŝ (d, d), `overlap` Tr Ŝ²/d, `error` ‖Ŝ - S*‖²/d.
+        Codes: SUCCESS, RECOVERED, MAX_STEPS, DIVERGED,
         NONFINITE, INACCURATE, UNSTABLE (`stability` above one, also after three restarts with added
         noise), AMBIGUOUS (runs from several starts disagree, and their free entropies do not
         decide, or no end was reached twice), OVERCONFIDENT (the labels are missed by more than V
@@ -215,6 +221,7 @@ def gamp(
     # several by default: zero is a fixed point, so that it is an end to compare with
     nothing = _unlearned(solver.observations, solver.key) if default and several else None
     end = best_end([ends[place] for place in sorted(ends)], nothing)
+    end = without_free_entropy_if_widened(end)
     if isinstance(end, LearnerSolution):
         end = dataclasses.replace(end, learner=learner)
     return _blame_inputs(end) if at_fault else end

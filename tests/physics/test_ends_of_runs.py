@@ -65,6 +65,19 @@ CASES = {
 }
 
 
+def test_a_free_entropy_is_the_evidence_or_nan():
+    """Models with too few flips widen V to fit the labels; Φ without V = C is no evidence, and was
+    larger than that of the true model."""
+    data = smi.links.sign(flip=0.1).sample(jax.random.key(1), dimension=300, alpha=3.0)
+    key = jax.random.key(0)
+    few, true, many = (smi.gamp(smi.links.sign(flip=p), data, key=key) for p in (0.0, 0.1, 0.3))
+    assert np.isnan(few.free_entropy)
+    assert "that was widened" in few.message
+    assert float(true.free_entropy) > float(many.free_entropy) + 10.0 / 300
+    plain = smi.gamp(smi.links.sign(), data, key=key, learner=smi.Bayes(calibrate=False))
+    assert float(true.free_entropy) > float(plain.free_entropy) + 10.0 / 300
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_mean_over_data_is_that_of_theory(name):
