@@ -32,7 +32,7 @@ def _version() -> str:
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":  # of the installed package: pyproject.toml is the one place
+    if name == "__version__":  # the version is stated in pyproject.toml alone
         return _version()
     if name in __all__:
         return _import_name(name)

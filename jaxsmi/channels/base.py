@@ -467,7 +467,7 @@ class AbstractChannel(AbstractLabels):
         omega = validate.array("omega", omega, allowed, shape=shape)
         V = validate.semidefinite("V", V, self.indices, 0.0, True)
         key = validate.optional(validate.key, "key", key)
-        # in their own precision: attention cannot be inverted from labels that were float32
+        # labels keep their precision: attention cannot be inverted from float32 labels
         dtype = getattr(y, "dtype", None)
         real = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
         label = validate.array("labels", y, "real numbers", dtype=dtype if real else None)

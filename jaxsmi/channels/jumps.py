@@ -82,7 +82,7 @@ def steady(law: Callable[[Array], Array], indices: int, tokens: int) -> list[Arr
 
     def stays(place: int) -> Array:
         leaf = leaves[place]
-        # of any size but zero, so that no two numbers of an array cancel
+        # random steps away from zero, so that no two numbers of an array cancel
         share = np.random.default_rng(place).uniform(0.5, 1.0, leaf.shape)
         moved = leaf + jnp.asarray(step * share, leaf.dtype) * (1.0 + jnp.abs(leaf))
         after = changes.labels(put([*leaves[:place], moved, *leaves[place + 1 :]]), points)

@@ -67,7 +67,7 @@ _MORE_NODES = (40, 32)
 # jumps, and kinks, that end pieces: cos 2z changes its sign ten times in eight standard deviations;
 # most laws have few (five pieces take a fifth of the time)
 _PIECES, _FEW_PIECES = 12, 4
-_ROUNDING = 64.0  # of moments of t that are 0, times the precision
+_ROUNDING = 64.0  # rounding of moments of t that are 0, in units of ε
 _EDGES = 8  # jumps of p(y|z) about which points are dense, a power of two
 # log p of impossible labels: the posterior stays finite at fields that allow none of them
 _LEAST_LOG = -1e10
@@ -120,7 +120,7 @@ class Likelihood(eqx.Module):
             keys = jax.random.split(jax.random.key(number), len(true))
             y = jnp.asarray(jax.vmap(sampler)(keys, fields[true]), z.dtype)
             odds = jax.nn.softmax(jax.vmap(jax.vmap(law, (None, 0)), (0, None))(y, fields))
-            odds = np.nan_to_num(np.asarray(odds))  # of labels that are not possible
+            odds = np.nan_to_num(np.asarray(odds))  # impossible labels give NaN
             mean, square = odds @ x, odds @ x**2
             miss = x[true] - mean
             gaps = np.array([miss, miss * mean, miss**2 - square + mean**2])
@@ -326,7 +326,7 @@ class IntegratedChannel(FibreChannel):
             )
 
         slope = lax.map(square, omega, batch_size=min(len(omega), _BLOCK_SIZE))
-        # at least the slope of y = z: nodes that miss an oscillation see no slope
+        # the slope of y = z is the least: nodes that miss an oscillation see no slope
         slope = jnp.maximum(slope, jnp.max(jnp.sum(L * L, axis=1)))
         widths = jnp.sqrt(self.noise / (self.noise + slope))
         if size > 1:
@@ -370,8 +370,8 @@ class IntegratedChannel(FibreChannel):
 
         def integrals(count: int, y: Array, mean: Array) -> tuple[Array, Array, Array]:
             nodes, weights = legendre(count)
-            # in t = (z - ω)/√V: from the point of a piece that is next to 0, at a distance of d,
-            # the density falls by e^-(r² - d²)/2 up to a distance of r
+            # t = (z - ω)/√V: from the point of a piece next to 0, at a distance d, the density
+            # falls by e^-(r² - d²)/2 up to a distance r
             low, high = (fixed(x - mean) / fixed(deviation) for x in (ends[:-1], ends[1:]))
             reach = jnp.hypot(jnp.clip(0.0, low, high), WIDEST)
             low = jnp.maximum(low, -reach)

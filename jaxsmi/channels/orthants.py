@@ -42,7 +42,7 @@ from jaxsmi.numerics.implicit import numbers_of
 from jaxsmi.numerics.refining_rules import no_weight
 
 _PROBES = 64  # random fields at which a label must be that of its orthant
-MOST_FIELDS = 3  # of orthants with a closed form, or a sum in one variable
+MOST_FIELDS = 3  # more fields have neither a closed form nor a sum in one variable
 
 
 def sign_patterns(indices: int) -> np.ndarray:
@@ -210,7 +210,7 @@ def log_orthants(w: Array, V: Array) -> Array:
     levels, weights = plackett_nodes()
     for i, j, k in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
         density, mean, variance = pair_at_zero(w, V, levels, i, j, k)
-        # of both signs of the third field: orthants share them
+        # both signs of the third field, shared by the orthants
         beyond = ndtr(np.array([[1.0], [-1.0]]) * mean / jnp.sqrt(variance))
         rise = jnp.sum(weights * density * V[i, j] * beyond, axis=1)
         total = total + signs[:, i] * signs[:, j] * rise[np.where(signs[:, k] > 0.0, 0, 1)]

@@ -40,7 +40,7 @@ from jaxsmi.numerics.refining_rules import no_weight
 from jaxsmi.numerics.roots import bisect
 
 _QUADRANT_NODES, _QUADRANT_WEIGHTS = legendre(40)
-# Of the logarithm of an integrand, below which it is rounding, and where 1/cosh t has fallen by it
+# fall of a log-integrand below which it is rounding, and the t where 1/cosh t has fallen by it
 _FALL, _REACH = 40.0, 45.0
 _LOG_2 = float(np.log(2.0))
 _PLACKETT_NODES, _PLACKETT_WEIGHTS = legendre(48)

@@ -29,8 +29,8 @@ class Argument(NamedTuple):
     """An argument of a function or of a constructor."""
 
     name: str
-    types: set[str]  # all names in its annotation; of a function only "Callable"
-    default: str | None  # as it is written; None: required
+    types: set[str]  # all names in its annotation; "Callable" alone for a function
+    default: str | None  # source text; None: required
     help: str
 
 
@@ -58,7 +58,7 @@ def read(target: str) -> Signature:
         if written not in (None, "None") and "Default" not in said:
             said = f"{said} Default {written}.".strip()
         text = "" if annotation is None else ast.unparse(annotation)
-        # what a function takes and returns are no types of the argument itself
+        # types inside Callable[..] are not those of the argument itself
         types = set(re.findall(r"\w+", re.sub(r"Callable\[.*\]", "Callable", text)))
         arguments.append(Argument(name, types, written, said))
     return Signature(doc.partition("\n\n")[0].replace("\n", " "), tuple(arguments))
@@ -247,7 +247,7 @@ class CommandLine(NamedTuple):
 
 def flags_of(words: CommandLine) -> dict[str, Flag]:
     """The flags of a command with a model, by name."""
-    # of two arguments of one name the outer one has the short flag
+    # where two arguments share a name, the outer one has the short flag
     flags: dict[str, Flag] = {}
     presets = _PRESETS[""] | _PRESETS.get(words.model, {})
 
@@ -286,7 +286,7 @@ def _target_of(argument: Argument, words: CommandLine) -> str | None:
         return MODELS[words.model]
     if words.model and argument.name == "data":
         return "models.base:AbstractModel.sample"
-    # of an argument that may be a number, too, the flag is the number
+    # where an argument may be a number, too, the flag is the number
     if argument.name == "prior" and names & _PRIOR_TYPES:
         return _SPARSE
     if "GradientTransformation" in names and "ArrayLike" not in names:
@@ -432,7 +432,7 @@ def in_shell(text: str, words: CommandLine) -> str:
         given = re.findall(r"(\s*)(?:(\w+)=)?([^\s,]+|(?<==))", found["given"] or "")
         given = [x for x in given if x[1] or x[2] not in ("..", "model", "data")]
         for k, (space, name, value) in enumerate(given):
-            if not name and k >= len(names):  # of a function without flags
+            if not name and k >= len(names):  # a function without flags
                 return found[0]
             # a name without a value, or a value without its name
             name, value = (value, "") if value in names else (name or names[k], value.strip("'."))

@@ -31,7 +31,7 @@ def start() -> None:
         status = _CLOSED_PIPE
     if status:
         sys.stderr.flush()
-        os._exit(status)  # at once: Python would wait for threads that compute
+        os._exit(status)  # leave at once: Python would wait for threads that compute
 
 
 def raise_at_interrupt() -> None:

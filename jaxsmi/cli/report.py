@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 _ENDINGS = (".nc", ".txt", ".png")
-# of a solution: neither shown nor printed, but in the netCDF file
+# fields of a solution that are not printed, but saved in the netCDF file
 _LARGE = ("history", "state", "model", "learner", "key", "weights")
 
 
@@ -379,7 +379,7 @@ def _draw_against(
     axes.update_datalim(np.transpose([values, values]), updatey=False)  # also where nothing is
     what = labels[0].partition(" of ")[0] if solved else r"threshold $\alpha$"
     axes.set(xlabel=name.replace("_", " "), ylabel=what)
-    if min(values) > 0.0 and max(values) > 30.0 * min(values):  # as of a ridge 0.01, 0.1, 1
+    if min(values) > 0.0 and max(values) > 30.0 * min(values):  # e.g. ridges 0.01, 0.1, 1
         axes.set_xscale("log")
     if not solved:
         drawing.from_zero(axes)

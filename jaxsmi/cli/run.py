@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import xarray
 
 
-_RANDOM_START = 1e-3  # of GAMP: uninformative, as the start of the theory beside it
+_RANDOM_START = 1e-3  # start of GAMP: uninformative, as the start of the theory beside it
 
 
 def run(
@@ -88,7 +88,7 @@ def _theory(
     progress: bool,
 ) -> tuple[Solution, smi.Curve]:
     """The trajectory beside a run, and the curve."""
-    # of a step of the theory, and of a point of its curve
+    # arguments for the trajectory of the theory, and for a point of its curve
     step: dict[str, Any] = {"iteration": smi.Iteration(newton=False)}
     point: dict[str, Any] = {}
     if model.channel.closed_form:  # theory is exact: no points, no start
@@ -195,7 +195,7 @@ def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
     return Report(data, text)
 
 
-_MOST_ROWS = 24  # of a printed table: a screen
+_MOST_ROWS = 24  # rows of a printed table that fit a screen
 
 
 def _overlaps(results: xarray.Dataset) -> list[str]:
@@ -258,9 +258,9 @@ def read_grid(file: pathlib.Path) -> Grid:
         raise FileNotFoundError(f"{file}: no such file.") from failure
     except IsADirectoryError as failure:
         raise IsADirectoryError(f"{file}: a folder; allowed: a TOML file.") from failure
-    except ValueError as failure:  # also of TOML, and of the model
+    except ValueError as failure:  # TOML errors, and those of the model
         sentence = str(failure)
-        if sentence.startswith("Invalid value"):  # of TOML: most often a word without quotes
+        if sentence.startswith("Invalid value"):  # TOML: most often a word without quotes
             sentence += '; a word needs quotes, as in model = "sign"'
         raise ValueError(f"{file}: {sentence}{'' if sentence[-1] in '.?' else '.'}") from failure
 

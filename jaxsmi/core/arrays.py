@@ -42,7 +42,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 if TYPE_CHECKING:
-    PyTree: TypeAlias = Any  # of jaxtyping's a type checker knows nothing, not even that
+    PyTree: TypeAlias = Any  # type checkers see no type in jaxtyping's PyTree
 else:
     from jaxtyping import PyTree
 

@@ -426,7 +426,7 @@ class Dataset(Described, HasTeacher):
         """The data in other coordinates."""
         # fields W x/√D stay the same numbers, so that the labels do
         teacher = None if self.teacher is None else whitening.into(self.teacher)
-        # in the new coordinates the link is link(z C^{1/2}), not that of this model
+        # the link of the new coordinates is link(z C^{1/2}), not that of this model
         model = self.model if whitening.tokens is None else None
         inputs = whitening.whitened(self.stored_inputs)
         whole = dataclasses.replace(whitening, before=self.whitening)

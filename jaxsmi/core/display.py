@@ -116,7 +116,7 @@ def constructor_repr(module: eqx.Module, parts: bool = True) -> str:
     """The call of the constructor that makes the module; `parts`: with the modules in it."""
     # a prior is shown where it is no argument, too: the theory depends on it
     names = dict.fromkeys([*inspect.signature(type(module)).parameters, "prior"])
-    # by getattr: a constructor may keep an argument elsewhere, with a property of its name
+    # getattr, as a constructor may keep an argument elsewhere, with a property of its name
     fields = {name: getattr(module, name) for name in names if hasattr(module, name)}
     # a method of an argument's name calls the user's function, which the channel keeps
     link = getattr(getattr(module, "channel", None), "link_function", None)

@@ -36,7 +36,7 @@ from jaxsmi.core.arrays import PyTree, concrete, frozen, missing_array
 from jaxsmi.core.results import RUNNING
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # in a notebook without ipywidgets bars are plain text
+    warnings.simplefilter("ignore")  # notebooks without ipywidgets: bars are plain text
     from tqdm.auto import tqdm
 
 
@@ -65,7 +65,7 @@ class Bar(tqdm):
     def __init__(self, total: int, label: str, progress: bool | None) -> None:
         delay = _SOON if progress is None else 0.0
         shown = attended() if progress is None else progress
-        self.count: int = 0  # of its own: a hidden bar of tqdm does not count
+        self.count: int = 0  # a hidden bar of tqdm does not count
         super().__init__(total=total, desc=label, leave=False, disable=not shown, delay=delay)
         # the first step includes compilation, and a bar that stands still looks like a fault
         self.set_postfix_str("compiling", refresh=progress is True)

@@ -175,7 +175,7 @@ def _two_sided(z: float) -> float:
 def _variance(square: float, deviation: np.ndarray) -> Moment:
     """Mean square of all entries: one."""
     remedy = "data.standardise()"
-    # of ±1 the mean square does not fluctuate, and single precision rounds it to 1e-7
+    # the mean square of ±1 does not fluctuate, and single precision rounds it to 1e-7
     spread = max(np.sqrt(np.mean(deviation**2) / deviation.size), 1e-7)
     z = float((square - 1.0) / spread)
     return Moment("variance of the entries", abs(square - 1.0), z, _two_sided(z), remedy)

@@ -207,7 +207,7 @@ class Solution(Described):
         overlaps = [format_estimate(self.overlap[p, p], self.stderr[p, p]) for p in range(P)]
         columns = [["", *index_names(self.model, P)], ["overlap", *overlaps]]
         if concrete(self.overlap) and bool(np.all(np.isfinite(cosine := self.cosine))):
-            errors = self.stderrs.get("cosine")  # in theory
+            errors = self.stderrs.get("cosine")  # only theory has them
             shown = map(number, cosine) if errors is None else map(format_estimate, cosine, errors)
             columns.append(["cosine", *shown])
         return describe(title, facts, list(zip(*columns, strict=True)), remark)
@@ -301,7 +301,7 @@ class LearnerSolution(Solution):
 
     def _numbers(self) -> dict[str, str]:
         names = ("error", "train_loss", "test_loss", "energy", "stability")
-        zero = np.float64(0.0)  # of a number without an error bar
+        zero = np.float64(0.0)  # stands for a missing error bar
         return {
             name.replace("_", " "): format_estimate(value, self.stderrs.get(name, zero))
             for name in names

@@ -47,7 +47,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _LARGEST = 2**31 - 1  # counts are sizes in memory, and JAX indexes with 32 bits
 _LONG = 2**63  # JAX takes no larger Python integer, but takes the float
-_ASYMMETRY = 1e-6  # of covariances that were computed in single precision
+_ASYMMETRY = 1e-6  # relative asymmetry of covariances computed in single precision
 _LARGEST_FLOAT = float(np.finfo(np.float64).max)
 # JAX computes random inputs and products in these; the theory is float64
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -149,7 +149,7 @@ def explained(function: _Function) -> _Function:
             return function(*given, **named)
         except TypeError as failure:
             if failure.__traceback__ is None or failure.__traceback__.tb_next is not None:
-                raise  # of a call in the function
+                raise  # a call inside the function failed
             said = f"{failure}; it takes {', '.join(own)}"
         unknown = next((name for name in named if name not in own), "inputs")
         said += "".join(f": did you mean {x}?" for x in difflib.get_close_matches(unknown, own, 1))
@@ -404,7 +404,7 @@ def _within(x: Array, name: str, value: Any, interval: Interval, allowed: str) -
 
 @functools.partial(jax.jit, static_argnums=0)
 def _all_inside(interval: Interval, x: Array) -> Array:
-    # of many numbers: one fused pass, without a mask of their size
+    # compiled: one fused pass over many numbers, without a mask of their size
     return jnp.all(interval.inside(x))
 
 

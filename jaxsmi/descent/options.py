@@ -23,7 +23,7 @@ from jaxsmi.models.base import AbstractModel, draw_labels
 
 REDUCTIONS = ("mean", "sum", "sum/D")
 ORDERS = ("shuffled", "cyclic", "bernoulli")
-_ROUNDING = 1e-9  # of a share such as 1/3
+_ROUNDING = 1e-9  # rounding of a share such as 1/3
 
 
 def check_scalar(loss: Callable[..., Array], *arguments: jax.ShapeDtypeStruct) -> None:
@@ -42,7 +42,7 @@ def parts_of(share: float) -> int:
 def samples_of(share: float, samples: int) -> int:
     """Samples of a batch of a share of so many."""
     parts = parts_of(share)
-    # of n equal parts none is left over for one more
+    # n equal parts leave no rest for another batch
     equal = abs(parts * share - 1.0) < _ROUNDING
     return math.ceil(samples / parts if equal else samples * share - _ROUNDING)
 
@@ -208,7 +208,7 @@ class Stream(HasTeacher):
         """Draw inputs (samples, M, D) and their labels."""
         key = validate.key("key", key)
         samples = validate.count("samples", samples)
-        _, input_key, noise_key = jax.random.split(key, 3)  # as `model.sample` splits it
+        _, input_key, noise_key = jax.random.split(key, 3)  # the split of `model.sample`
         # resolved at each draw, not once: double precision may be switched on later
         dtype = self.dtype or theory_dtype()
         # the shape of one input was taken outside jit, where the model's ratios are numbers

@@ -25,7 +25,7 @@ def pair_of_arrays(value: Any, rows: int, targets: int, fixed: int) -> tuple[Arr
     check(two, "(M, Q)", value, allowed)
 
     def scaled(x: Any, columns: int) -> Any:
-        # of NumPy: an array of JAX would be traced under jit
+        # NumPy, as a JAX array would be traced under jit
         return x if isinstance(x, (tuple, list)) or np.ndim(x) else x * np.eye(rows, columns)
 
     allowed = f"M of shape ({rows}, {fixed})"

@@ -35,7 +35,7 @@ from jaxsmi.numerics.linear_algebra import coordinates_of, triangular_root
 _MAX_GROWTH = 100.0
 # standard deviations of the cosine of two random directions: 0.3 % of them are beyond
 _CHANCE_SIGMAS = 3.0
-_DEFAULT_RECORDS = 200  # of a run, by default: as many as a curve on a page can show
+_DEFAULT_RECORDS = 200  # records of a run: as many as a curve on a page can show
 _LAST_FIELDS = ("overlap", "error", "cosine")
 
 

@@ -245,7 +245,7 @@ def project(W: Array, inputs: Inputs) -> Array:
 
     def fields(x: Array) -> Array:
         rows = jnp.matmul(x.reshape(-1, D), narrow, precision="highest")
-        tokens = math.prod(x.shape[1:]) // D  # of no samples -1 would not say it
+        tokens = math.prod(x.shape[1:]) // D  # no samples: reshape could not infer it from -1
         return jnp.swapaxes(rows.reshape(len(x), tokens, P), 1, 2).astype(wide)
 
     every = lambda inputs, size: mapped(fields, inputs, size)

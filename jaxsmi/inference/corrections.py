@@ -20,15 +20,15 @@ from jaxsmi.numerics.quadrature import quotient
 
 # Calibration and widening
 SIGNIFICANT = 3.0  # standard errors; usual: one of 370 steps is calibrated by chance
-_MAX_WIDENING = 1e6  # of one step; where V is rounding, the ratio of distances is infinite
-_MAX_SHARE = 0.999  # of S that V may reach; derived: Q = S - V stays positive
+_MAX_WIDENING = 1e6  # cap of one step: where V is rounding, the ratio of distances is infinite
+_MAX_SHARE = 0.999  # largest share of S that V may reach; derived: Q = S - V stays positive
 # Damping, empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is free
 _TRACE_FALLS = 0.99  # tr C over its lowest
 _CHANGE_FALLS = 0.9  # ‖ΔŴ‖/‖Ŵ‖ over its smallest
 _ALIGNED = 0.5  # random changes of a large signal have a cosine of order 1/√D
-_STEPS_TO_DAMP = 8  # without progress
+_STEPS_TO_DAMP = 8  # steps without progress
 _MAX_DAMPING = 1.0 - 0.5**3
-_STEPS_TO_FREE = 5  # in a row in which a direction grew
+_STEPS_TO_FREE = 5  # consecutive steps in which a direction grew
 
 
 def calibration(

@@ -91,7 +91,7 @@ class Curve(Described):
         P = self[0].overlap.shape[0]
         # the overlap of a learner is the size of its weights, not what was learned
         learned = isinstance(self[0], LearnerSolution)
-        exact = jnp.zeros(P)  # of closed forms, which have no error bars
+        exact = jnp.zeros(P)  # closed forms have no error bars
         rows = [["α", *index_names(self[0].model, P), "error", "code"]]
         for one in self.solutions:
             Q, errors = jnp.diagonal(one.overlap), jnp.diagonal(one.stderr)

@@ -63,7 +63,7 @@ def best_end(solutions: list[Solution], nothing: Array | None = None) -> Solutio
     nats = n * jnp.where(finite, ends.free_entropy, -jnp.inf)
     nats = jnp.where(code == Result.RECOVERED, jnp.inf, nats)
     nats = jnp.where(jnp.isin(code, jnp.asarray(_FAILED)), -jnp.inf, nats)
-    # of runs that stand at the same end, one that has settled
+    # among runs at the same end, a converged one is preferred
     best = jnp.argmax(nats + jnp.where(code == Result.SUCCESS, SAME_END, 0.0))
     end = solutions[int(best)] if concrete(best) else _pick(solutions, best)
     # the first correction to the free entropy, of the loops, is of the order ½ log 1/(1 - r)

@@ -38,7 +38,7 @@ _LEARNER_SIZE = 0.5
 # Sizes of random matrix starts, about the chance overlap. Smaller starts grew without the teacher:
 # 0 of 8 runs at d = 60 learned, with these 3 of 8.
 _MATRIX_SIZES = (0.1, 0.3)
-FURTHER_SIZES = (0.3, 1.0)  # of two more random starts if the first ends disagree
+FURTHER_SIZES = (0.3, 1.0)  # sizes of two more random starts if the first ends disagree
 _INFORMED = 0.99  # side information λ of an informed start
 _PARITY_FIELDS = 64  # fields at which the parity of a link is tested
 

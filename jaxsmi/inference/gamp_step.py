@@ -49,10 +49,10 @@ from jaxsmi.learners.base import AbstractResponder, BayesResponder
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.fixed_point import GeometricDecay, perron
 
-_MAX_GROWTH = 1e6  # of |W|² at the start: a minimiser has no other bound
-_MAX_NORM = 10.0  # of tr S: the posterior mean of Bayes is below one of it
-_MIN_NORM = 1e-5  # of |W| at the start: rounding, of which nothing grows again
-_MIN_OVERLAP = 1e-2  # of S: a smaller row has not been learned
+_MAX_GROWTH = 1e6  # bound on |W|² over its start: a minimiser has no other bound
+_MAX_NORM = 10.0  # bound on |W|² over tr S: a posterior mean stays below one
+_MIN_NORM = 1e-5  # |W| over its start that counts as zero: rounding, from which nothing grows
+_MIN_OVERLAP = 1e-2  # |w|² over S below which a row has not been learned
 
 # compiled by itself: the spectral estimator and message passing share the program
 _statistic = eqx.filter_jit(lambda learner, labels: learner.statistic(labels))
@@ -199,7 +199,7 @@ class Task(NamedTuple):
     precision: str
     dampings: tuple[ArrayLike, ...]
     check_labels: Callable[[Array], None]
-    # of learners other than Bayes: calibration is by the posterior of the model, not by theirs
+    # True for learners other than Bayes: the posterior of the model calibrates, not theirs
     calibrate: bool = False
     adaptive: bool = True
 
@@ -342,14 +342,14 @@ class GampIteration(AbstractSolver[GampLoopState]):
         size, last, start = (jnp.sum(W**2) / W[0].size for W in each)
         still = (state.damping.relative <= self.tolerance) & ~self._emerging(state)
         gone, was_gone = (x <= weights.shape[0] * _MIN_NORM**2 * start for x in (size, last))
-        # where the response overshoots, a penalty |w| sets all weights to zero, and the next step
-        # brings them back: no end, unless they stay there
+        # where the response overshoots, a penalty |w| sets all weights to zero for a single step:
+        # the run ends only if they stay there
         ended = still | (gone & (self.learner.bayes | was_gone))
         recovered = jnp.zeros((), bool)
         grown = (size > _MAX_GROWTH * start) | (was_gone & ~gone & (count > 1))
-        broken = Result.DIVERGED  # of a minimiser: λ + A is not positive definite
+        broken = Result.DIVERGED  # for a minimiser, λ + A is not positive definite
         if self.learner.bayes:
-            # V of a posterior is its error; that of a minimiser is a response, and need not fall
+            # V of a posterior is its error; V of a minimiser is a response, and need not fall
             trace = jnp.trace(state.state.covariance)
             noiseless = self.observations.model.channel.noiseless
             recovered = noiseless & self.decay.reached(state.decay_count, trace)

@@ -123,7 +123,7 @@ class LabelAverages(eqx.Module):
         P, P_star = x.teacher_overlap.shape
         M = self.model.tokens
         finite = channel.outcomes is not None
-        # where labels are summed over, so is η, by the teacher's posterior
+        # a sum over finitely many labels needs no draws of η: the teacher's posterior averages it
         signs = _SIGNS[:2] if finite else _SIGNS
         drawn = 0 if finite else P_star
         sizes = (P * M, drawn * M, 0 if finite else channel.noise_size)

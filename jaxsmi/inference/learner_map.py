@@ -56,14 +56,14 @@ NETS = 16
 
 # standard errors by which the two estimates of V̂ must differ to count as a jump
 _SIGNIFICANT = 5.0
-_SUSPECT = 2.0  # above which V̂ is taken by parts
-_NOTICEABLE = 1e-4  # of V̂: what a jump must make of it
+_SUSPECT = 2.0  # standard errors above which V̂ is taken by parts
+_NOTICEABLE = 1e-4  # share of V̂ below which a jump does not matter
 # Q or V without a ridge, of a run that took all its steps, and of one that seems to have ended.
 # Least squares have V = 1/(α - 1) above the interpolation threshold; where labels can be fitted
 # V grows without bound.
 _UNBOUNDED, _INFINITE = 1e4, 1e8
-# Where a run that does not end begins to come down, and steps to λ (empirical: of the logistic loss
-# at α = 50 factors of 10 fail at λ = 0.01, of 3.2 at 0.003)
+# First ridge for a run that did not end, and number of ridges down to λ. Empirical: the logistic
+# loss at α = 50 fails with factors of 10 at λ = 0.01, with factors of 3.2 at λ = 0.003.
 _EASY_RIDGE, _RIDGES = 0.1, 8
 
 
@@ -207,7 +207,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         student, teacher = learner_of(learner, model)
         check(not start.aided, "side_information", start.side_information, "0 with a learner")
         points_per_net, nets = averages.sizes(_POINTS, NETS, 4)
-        # where proximal points may jump V̂ is taken by parts, until the fixed point shows no jumps
+        # proximal points may jump: V̂ is taken by parts until the fixed point shows no jumps
         use_parts = jnp.asarray(student.regularity.kinks or student.regularity.jumps)
         order_map = cls(teacher, alpha, key, student, points_per_net, nets, use_parts)
         x = order_map._initial(start)
@@ -372,7 +372,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         code, errors = judged(run, self.learner, answers, stability, bars, vars(x))
         size = jnp.maximum(jnp.max(jnp.abs(x.overlap)), jnp.max(jnp.abs(x.covariance)))
         bound = jnp.where(code == Result.MAX_STEPS, _UNBOUNDED, _INFINITE)
-        # at the interpolation threshold the steps stop where nothing is known of Q
+        # at the interpolation threshold the steps stop with an error of Q above Q itself
         lost = (code == Result.SUCCESS) & (jnp.max(errors["overlap"]) > size)
         unbounded = jnp.all(self.learner.ridge == 0.0) & ((size > bound) | lost)
         unbounded &= self.learner.penalty is not None  # a posterior is bounded by its prior
@@ -429,7 +429,7 @@ def judged(
     success = (run.result == Result.SUCCESS) | steady & (run.result == Result.MAX_STEPS)
     regularity = learner.regularity
     jumps = regularity.jumps & _differ(answers, _SIGNIFICANT)
-    # of a convex loss at most one: above it is an error of the sampled averages
+    # a convex loss has stability at most one: more is an error of the sampled averages
     broken = (stability >= 1.0) & (not regularity.convex)
     missed = answers.residual > learner.tolerance
     code = choose(

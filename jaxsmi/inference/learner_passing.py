@@ -148,8 +148,8 @@ class _MatrixRisk(eqx.Module):
         losses, pull = jax.vjp(loss, operator.forward(W))
         slope = pull(jnp.ones_like(losses))[0]
         # a nuclear norm has no gradient: instead a step of size one down the loss, and the
-        # shrinkage of the penalty. It moves S nowhere at the minimum alone, and without that norm
-        # by (1 + λ)^{-1} ∇R
+        # shrinkage of the penalty. It leaves S in place at the minimum only; without that norm it
+        # moves S by (1 + λ)^{-1} ∇R
         A = jnp.ones((1, 1), theory_dtype()) / (2.0 * self.teacher.prior.weight)
         after, _ = self.responder.posterior((W - operator.adjoint(slope)) * A[0, 0], A)
         train = jnp.mean(losses)

@@ -48,7 +48,7 @@ from jaxsmi.numerics.minimum import SearchEnd, minimise
 _NAMES = ("informed", "uninformed", "directions")
 _REACHED = (Result.SUCCESS, Result.UNSTABLE, Result.INACCURATE)
 _SAME = 1e-3  # relative distance below which two fixed points are one
-_NOTHING = 1e-6  # of an overlap that is zero
+_NOTHING = 1e-6  # largest overlap that counts as zero
 
 _BUILD = "a function of `start` that makes a learner"
 _OBJECTIVES = ("error", "test_loss", "cosine")

@@ -159,7 +159,7 @@ def _solved(order_map: PrecisionMap, steps: int) -> Run[_Root]:
     highest = jnp.log(jnp.asarray(_MAX_PRECISION, alpha.dtype))
     x, beyond = roots.root(lambda x: x - order_map(x)[0], lowest, highest)
     recovered = (alpha >= model.recovery_alpha) | (beyond & jnp.isfinite(model.recovery_alpha))
-    # where all is recovered any number at which the map is finite will do
+    # recovery: x is not used, but the map must be finite at it
     x = jnp.where(recovered, lowest, x)
     # beyond the largest precision without recovery, V is only known to be as small
     code = choose((beyond, Result.INACCURATE), (recovered, Result.RECOVERED), start=Result.SUCCESS)
@@ -279,7 +279,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
 
     def averages(self) -> LabelAverages:
         """See `AbstractLearnerMap.averages`."""
-        assert self.labels is not None  # of labels in closed form nobody asks for them
+        assert self.labels is not None  # labels in closed form have no sampled averages
         return self.labels
 
     @property

@@ -68,7 +68,7 @@ from jaxsmi.models.base import (
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 
 _MAX_STEPS = 300
-# of Ŵ: its fluctuations at finite D are larger, of order 1/√D
+# relative change of Ŵ: its fluctuations at finite D are larger, of order 1/√D
 _TOLERANCE = 1e-4
 # A row regressed if it keeps less than this share of the overlap of its spectral estimate. A
 # posterior mean keeps all of it; half leaves room for fluctuations at small D.
@@ -448,7 +448,7 @@ def _finish(
         **numbers,
         **others,
         stderr=jnp.zeros_like(Q),
-        # by the operator, from shapes: the ratios of the model are traced here
+        # the operator takes α from shapes: the ratios of the model are traced here
         alpha=jnp.asarray(model.design.operator(data.inputs).alpha, Q.dtype),
         steps=end.state.state.step,
         residual=end.state.residual,

@@ -50,7 +50,7 @@ _START = 1e-3  # overlap of an uninformed start: zero is a fixed point of even l
 POINTS = 16384
 NETS = 16
 
-# the share of the points that steps far from the end take, of so many points a net at least
+# share of the points used by steps far from the fixed point, and its least number a net
 _ROUGH, _ROUGH_POINTS = 1.0 / 8.0, 64
 
 _State = TypeVar("_State")
@@ -163,7 +163,7 @@ def finish(order_map: AbstractOrderMap, run: Run[Any]) -> Solution:
     masked = lambda a: jnp.where(lost, missing(), a)
     stderrs = jax.tree.map(lambda a: masked(jnp.where(recovered, 0.0, a)), end.stderrs)
     stderr = stderrs.pop("overlap")
-    if "cosine" not in stderrs:  # of Bayes it is √(Q/S)
+    if "cosine" not in stderrs:  # Bayes: the cosine is √(Q/S)
         # frozen, as all error bars: the root has no derivative at Q = 0
         stderrs["cosine"] = masked(_cosine_error(frozen(numbers), stderr))
     return order_map.solution(
@@ -372,7 +372,7 @@ class OverlapMap(AbstractOrderMap):
         steps = {"max_steps": settings.max_steps, "newton": settings.newton}
         solver = still.solver(start, tolerance=settings.tolerance, **steps)
         channel = self.model.channel
-        divisible = channel.partial(self.alpha) is not channel  # of any share
+        divisible = channel.partial(self.alpha) is not channel  # it can skip points
         if self.points_per_net >= _ROUGH_POINTS / _ROUGH and divisible:
             solver = dataclasses.replace(solver, rough=_ROUGH)
         return self, run_from(solver, settings)

@@ -56,11 +56,11 @@ from jaxsmi.models.base import CENTRED, AbstractModel, check_data, is_centred, m
 from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 
 REGULARISATION = 0.95
-_LABELS = 4096  # at most, that theory's averages are made of
+_LABELS = 4096  # number of labels in the averages of the theory, at most
 _RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
 _DENSE = 64  # P D up to which the matrix is diagonalised
 _STAGE = 25  # iterations between two looks at the residual
-_MOST_ITERATIONS = 200  # what has not settled by then is next to the edge
+_MOST_ITERATIONS = 200  # an eigenvalue that has not settled by then is next to the edge
 _COMBINATIONS = 4096  # on the unit sphere of four vectors 0.2 apart; each round halves that
 _ROUNDS = 8
 # squared distances of Gram matrices, relative, below which vectors are those of an outlier
@@ -350,7 +350,7 @@ def _ritz(product: Product, start: Array, blocks: int) -> tuple[Array, Array]:
     def grown(j: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
         basis, matrix = now
         moved = product(lax.dynamic_slice_in_dim(basis, j * k, k, axis=1)).astype(basis.dtype)
-        known = basis.T @ moved  # of later blocks zero: the upper triangle of the matrix
+        known = basis.T @ moved  # zero for later blocks: the upper triangle of the matrix
         matrix = lax.dynamic_update_slice_in_dim(matrix, known[:size], j * k, axis=1)
         # orthogonal to all blocks before, and twice: once leaves rounding over a small rest
         new = jnp.linalg.qr(moved - basis @ known)[0]
@@ -420,15 +420,15 @@ def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGK
     tried = jnp.where(several, jax.vmap(among)(counts), single)
     allowed = jnp.where(several, counts >= copies, ranks >= rank)
     away = distance(tried)
-    # of those that are near enough the first: with more vectors noise fits the Gram matrix, too
+    # the first one that is near enough: with more vectors noise fits the Gram matrix, too
     near = away < jnp.where(several, _SAME_GRAM_OF_COPIES, _SAME_GRAM) * jnp.sum(gram**2)
     c = tried[jnp.argmin(jnp.where(allowed, jnp.where(near, 0.0, away), jnp.inf))]
     return factor(c) * jnp.tensordot(c, weights, axes=1)
 
 
 # Norm of one index
-_NORM_POINTS = 25  # of the grid; usual: half a standard deviation apart
-_NORM_RANGE = 6.0  # of log ρ/S, standard deviations √(2/D); usual
+_NORM_POINTS = 25  # size of the grid: points half a standard deviation apart (usual)
+_NORM_RANGE = 6.0  # half width of the grid of log ρ/S, in standard deviations √(2/D); usual
 
 
 def with_estimated_norm(model: AbstractModel, data: Dataset, wanted: bool | None) -> AbstractModel:

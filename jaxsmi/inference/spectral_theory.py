@@ -66,17 +66,17 @@ _START_COVARIANCE = 1e-3  # V/S of the start: everything is learned
 _TOLERANCE = 1e-7
 _MAX_STEPS = 400  # next to the threshold neither plain nor Newton steps are fast
 _SIGMAS = 5.0  # 16 nets measure the noise roughly: fewer would refuse by chance
-_MAX_MEAN_SHARE = 0.1  # of S: of a handful of labels the error bar is large
+_MAX_MEAN_SHARE = 0.1  # cap on a squared mean over S: error bars of a handful of labels are large
 _MEAN_FLOOR = 1e-4  # a squared mean that quadrature may leave
 MAX_OUTLIERS = 4  # outliers that are looked for, of P² that there may be
 _MAX_NEWTON_STEPS = 50  # steps to the resolvent at one m
 _MAX_ENTRY = 1e6  # an eigensolver may not end on larger numbers
-_RESOLVENT_TOLERANCE = 1e-9  # of V: well below what the halvings of m leave open
-_HALVINGS = 24  # of an interval of m some 10 wide: to 1e-6 (of the edge, 200 wide: to 1e-5)
-_MIN_DISTANCE = 1e-4  # of m: an outlier nearer to the edge is the edge, up to the halvings
+_RESOLVENT_TOLERANCE = 1e-9  # relative error of V: well below what the halvings of m leave
+_HALVINGS = 24  # an interval of m some 10 wide shrinks to 1e-6 (200 wide at the edge: 1e-5)
+_MIN_DISTANCE = 1e-4  # relative distance in m: a nearer outlier is the edge, up to the halvings
 _COPY_RATIO = 0.95  # eigenvalues above this share of the largest are copies of one
 _GRAM_RTOL = 1e-9  # copies may be dependent: their Gram matrix is then singular up to rounding
-_MIN_OVERLAP = 1e-4  # an overlap, over S, that is none
+_MIN_OVERLAP = 1e-4  # overlap over S that counts as none
 
 
 class LabelMoments(NamedTuple):

@@ -205,7 +205,7 @@ class AbstractIndexLearner(AbstractResponder, AbstractLearner):
 
     def losses(self, fields: Array, labels: Array) -> Array:
         """Return ℓ_y(z) of a batch of fields (n, P, M); zero for a posterior."""
-        # by the loss of predictions: one definition of ℓ for training and for message passing
+        # the loss of predictions: one definition of ℓ serves training and message passing
         return self.test_loss(jax.vmap(self.network.link)(fields), labels)
 
     # Defaults of a posterior mean: smooth in ω, without a loss

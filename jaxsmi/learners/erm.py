@@ -57,7 +57,7 @@ from jaxsmi.priors.iid import squares
 Starts = Callable[[Array, Array], Array]
 
 _BLOCK_SIZE = 4096  # samples whose proximal points are sought at a time
-_LEAST_RESPONSE = 1e-9  # of 1/A: differences of proximal points keep seven digits
+_LEAST_RESPONSE = 1e-9  # least response over 1/A: differences of proximal points keep seven digits
 _TOLERANCE = 1e-6  # gradient that may remain at a proximal point, relative to g
 _PROBES = 64  # random fields and labels at which a loss is examined
 _RANDOM_STARTS = 4
@@ -89,7 +89,7 @@ def _as_bounds(bounds: tuple[ArrayLike, ArrayLike] | None) -> Array | None:
     if bounds is None:
         return None
     allowed = "two numbers, low < high, of which one may be infinite"
-    words = jnp.issubdtype(getattr(bounds, "dtype", float), jnp.unsignedinteger)  # of an old key
+    words = jnp.issubdtype(getattr(bounds, "dtype", float), jnp.unsignedinteger)  # an old key
     check(not words, "bounds", bounds, allowed)
     ends = validate.array("bounds", bounds, allowed, shape=(2,), interval=_ENDS)
     fits = (ends[0] < ends[1]) & (ends[0] < jnp.inf) & (ends[1] > -jnp.inf)

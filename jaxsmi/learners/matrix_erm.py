@@ -75,7 +75,7 @@ class Shrinkage(eqx.Module):
     def derivative(self, s: Array) -> Array:
         """Return f'(s)."""
         size = s if self.positive else jnp.abs(s)
-        # at a threshold of zero, too: a ridge alone scales zeros as all other values
+        # slope at s = 0 with a threshold of zero, too: a ridge alone scales zeros as all values
         return jnp.where(size >= self.threshold, self.slope, 0.0)
 
     def quotient(self, x: Array, y: Array) -> Array:

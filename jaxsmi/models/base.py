@@ -306,7 +306,7 @@ class AbstractModel(eqx.Module):
         signal = self.student.signal(estimate)
         shape = self.design.input_shape(signal.shape[-1])
         allowed = f"an array of shape ({', '.join(map(str, ('N', *shape)))})"
-        # in their own precision: float32 inputs would take twice the memory in that of theory
+        # inputs keep their precision: float32 ones would take twice the memory in float64
         x = validate.array("inputs", inputs, allowed, dtype=precision_of(inputs), empty=True)
         allowed += "; for one input x[None]" * (shape in (x.shape, (1, *x.shape)))
         x = x[:, None] if x.ndim == 2 else x
@@ -410,7 +410,7 @@ class AbstractMetric(eqx.Module):
         """
         student = self.model.student
         flat = lambda signal: signal.reshape(len(signal), -1).astype(theory_dtype())
-        # in the precision of theory: float32 overlaps would hide an approach to recovery
+        # overlaps have the precision of theory: float32 would hide an approach to recovery
         W = flat(student.to_signal(weights, teacher))
         n = W.shape[1]
         Q = W @ W.T / n

@@ -66,7 +66,7 @@ from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.numerics.refining import Budget
 from jaxsmi.priors.iid import AbstractIidPrior, iid_prior
 
-_ERROR_POINTS = 4096  # of each net at least: the error of signs at α = 10 to 1 %
+_ERROR_POINTS = 4096  # least points a net: the error of signs at α = 10 to 1 %
 
 
 class IndexModel(AbstractModel, AbstractTeacher):
@@ -683,7 +683,7 @@ def _check_likelihood(
         labels.check_sampler(indices, tokens)
     if labels.outcomes is None:
         return
-    # of counts that were cut off, the lost ones are those of large fields
+    # counts that are cut off too low lose labels at large fields
     sizes = np.array([-4.0, -2.0, -1.0, 1.0, 2.0, 4.0])
     fields = sizes[:, None, None] * z / np.max(np.abs(z))
     totals = jax.vmap(lambda z: jnp.sum(labels.odds(z)))(jnp.asarray(fields))

@@ -294,7 +294,7 @@ def generalization_error(
     Source:
         [TCDKZ25], [theory: multi-index, Eqs. (77) to (79)].
     """
-    several = getattr(overlap, "solutions", overlap)  # of a Curve, which is above this package
+    several = getattr(overlap, "solutions", overlap)  # a Curve has them; it is above this package
     if isinstance(several, list | tuple) and several and isinstance(several[0], Solution):
         of_one = functools.partial(
             generalization_error, data=data, key=key, bayes=bayes, points=points, loss=loss

@@ -253,7 +253,7 @@ class Exchange(AbstractSymmetry):
         """Bring each block onto its block of the teacher, in the closest order."""
         moved = self._pairs(lambda block, a, b: block.align(estimate[a], teacher[b]))
         targets = teacher.reshape(len(moved), -1, teacher.shape[1])
-        # by distance, not overlap: blocks that were moved differ in norm
+        # distances, not overlaps, are compared: moved blocks differ in norm
         order = best_order(-jnp.sum((moved - targets) ** 2, axis=(2, 3)))
         chosen = moved[jnp.arange(len(moved)), order]
         return jnp.zeros_like(targets).at[order].set(chosen).reshape(estimate.shape)

@@ -26,7 +26,7 @@ from jaxsmi.core.driver import AbstractSolver
 from jaxsmi.core.results import Result, choose
 
 _DEPTH = 5  # usual [WN11]: the gain beyond is small
-_RIDGE = 1e-14  # of the least squares problem, relative: above rounding of its normal equations
+_RIDGE = 1e-14  # relative ridge of the least squares: above rounding of its normal equations
 _WORSE, _CUT = 2.0, 3.0  # growth of the residual that cuts β, and by which factor: empirical
 _LEAST = 0.05  # β at least: slopes down to -39 still converge
 
@@ -121,7 +121,7 @@ class Anderson(AbstractSolver[AndersonState]):
         candidate = jnp.where(jnp.all(jnp.isfinite(candidate)), candidate, plain)
         take = self.accelerated & (kept > 0) & self.admissible(build(candidate))
         new = jnp.where(take, candidate, plain)
-        # at the least β there is no way back, and every step counts as the best
+        # β cannot shrink below its least value: there every step counts as the best
         better = finite & ((residual < state.least) | (state.mixing <= _LEAST))
         return AndersonState(
             x=build(new),

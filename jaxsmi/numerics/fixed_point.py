@@ -58,11 +58,11 @@ _MIN_EIGENVALUE_RATIO, _MAX_STEP, _MAX_EXCESS = 0.3, 0.05, 1e-3
 # Discrete priors: V collapses faster than any geometric decay. The iteration stops before V is so
 # small that no sample resolves it, where F falls back to S.
 _COLLAPSE_BELOW, _COLLAPSE_RATIO = 1e-6, 1e-2
-_POWERS = 64  # of a map: leading eigenvalues 5 % apart leave 4 % of the second direction
+_POWERS = 64  # power iterations: eigenvalues 5 % apart leave 4 % of the second direction
 # A part of the points is enough as long as V moves by three of its standard errors; a residual that
 # grows by a tenth a step leaves a saddle.
 _ROUGH_SIGMAS, _GROWS = 3.0, 1.1
-# Of the trust: seven Newton steps that did not halve the residual. Empirical: three tanh units by
+# Least trust: seven Newton steps that did not halve the residual. Empirical: three tanh units by
 # 1024 points, where one sample moves F by 2e-3, cycled for all of 300 steps; it takes 27.
 _STALLED = 2.0**-7
 # Where Newton steps are not sound, as off a saddle or on the way to V = 0, up to 2^4 steps of the
@@ -70,9 +70,9 @@ _STALLED = 2.0**-7
 # that lowered the residual, a quarter after one that went too far. Two layers at α = 1, where V
 # falls as 1/t: 48 steps, not 300.
 _DOUBLINGS, _MOST_DOUBLINGS = 4, 10
-# Of the overlap S - V: at most a tenfold rise, and what is below a thousandth of S may fall to
-# zero. Of 288 scalar maps with several fixed points plain and Newton steps ended on the wrong
-# branch of two, these steps of one, and of five without limits on the overlap (empirical).
+# Limits on the overlap S - V: it rises tenfold at most, and falls to zero only from below a
+# thousandth of S. Empirical, of 288 scalar maps with several fixed points: plain and Newton steps
+# took the wrong branch for two, these steps for one, and for five without limits on the overlap.
 _MAX_RISE, _SMALL_OVERLAP = 10.0, 1e-3
 # √q of two directions above which the random points determine the slope of the map between them
 _RESOLVED = 0.1

@@ -163,7 +163,7 @@ def spectral_radius(J: Array) -> Array:
 
 _TRIES = 8  # proposals of a χ²: all fail with probability < 1e-6 at one degree of freedom
 _FEW_TRIES, _MANY_FREEDOMS = 2, 57  # two proposals do from 57 degrees of freedom on
-_PIVOT = 1e-14  # of the largest entry: a smaller pivot is rounding
+_PIVOT = 1e-14  # share of the largest entry: a smaller pivot is rounding
 
 
 def total(terms: list[Array]) -> Array:

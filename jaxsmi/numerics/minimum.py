@@ -46,7 +46,7 @@ _DISTINCT = 1e-3  # minima closer than this, relative to their size, are one
 # still a flat minimum, not a slope
 _TOLERANCE, _FLAT = 3.0, 1e3
 _DESCENT = 1e-4  # Armijo's share of the slope: usual
-_ROUNDING = 64.0  # in ε, of F: allowed for the rounding of the sum that it is
+_ROUNDING = 64.0  # rounding of F in units of ε: F is a sum
 # damping of Levenberg and Marquardt, μ ← μ/5 or 4μ: usual. The first is a hundredth of a unit
 # Hessian; below 1e-5 it is dropped, so that the last steps converge quadratically
 _SMALLER, _LARGER, _FIRST, _LEAST = 0.2, 4.0, 1e-2, 1e-5
@@ -149,7 +149,7 @@ def _descend(function: Function, samples: PyTree, starts: Array, each: int) -> _
     every = jnp.arange(lanes)
     begin = jax.vmap(lambda sample, x: _evaluate(function, sample, x))
     first = begin(take(samples, owner), starts)
-    if each == 1:  # as of a convex function: all lanes take about as long
+    if each == 1:  # a convex function: all lanes take about as long
         return run(every, first, _STEPS)
     state = run(every, first, _TOGETHER)
     return lax.while_loop(lambda state: jnp.any(state.unfinished), gathered, state)
@@ -171,15 +171,15 @@ def _step(function: Function, sample: PyTree, state: _State) -> _State:
     move = jnp.where(definite, move[:, 0], 0.0)
     new = _evaluate(function, sample, state.x + move)
     enough = new.value <= state.value + _DESCENT * jnp.sum(state.gradient * move)
-    # where F falls by less than its rounding, a gradient of half the length (its square a quarter)
-    # shows that the step is good
+    # a fall of F below its rounding shows nothing: the step is good if the gradient halves
+    # (its square falls to a quarter)
     halved = jnp.sum(new.gradient**2) <= 0.25 * jnp.sum(state.gradient**2)
     level = new.value <= state.value + rounding * (1.0 + jnp.abs(state.value))
     finite = jnp.isfinite(new.value) & jnp.all(jnp.isfinite(new.hessian))
     accept = definite & finite & (enough | (level & halved))
     smaller = jnp.where(state.damping > _LEAST, _SMALLER * state.damping, 0.0)
     larger = jnp.maximum(_LARGER * state.damping, _FIRST)
-    # at least half of what makes the matrix definite, by Gershgorin's rows
+    # half of the damping that makes the matrix definite by Gershgorin's rows, at least
     missing = jnp.sum(jnp.abs(damped), 1) - jnp.abs(jnp.diagonal(damped)) - jnp.diagonal(damped)
     larger = jnp.where(definite, larger, jnp.maximum(larger, 0.5 * jnp.max(missing)))
     moved = jax.tree.map(lambda a, b: jnp.where(accept, a, b), new, state)
@@ -194,11 +194,11 @@ _FIRST_STEP, _BOUND, _LARGEST_BOUND = 0.2, 1.0, 2.0
 # half a per cent (errors of linear students of signs), and their derivatives do not: the slopes
 # tell the sign of smaller changes
 _SCATTER = 1e-2
-_ENOUGH = 0.25  # of the fall that the model predicts: usual
-# in squares of the tolerance: a fall that is as small as that of a step of this length in a flat
-# minimum, where the curvature of log E in a logarithm of a ridge is 0.02
+_ENOUGH = 0.25  # share of the predicted fall from which the bound may grow: usual
+# smallest fall, over the squared tolerance: that of one step of a tolerance in a flat minimum,
+# where the curvature of log E in a logarithm of a ridge is 0.02
 _FLATTEST = 1e-2
-_LEAST_CURVATURE = 0.2  # of that before a step, usual (Powell): keeps the model convex
+_LEAST_CURVATURE = 0.2  # least curvature over the old one (Powell, usual): the model stays convex
 _SHORT = "Converged: the next step is shorter than the tolerance."
 _LEVEL = "Converged: the next step lowers the objective by less than {:.0e} of it."
 _TARGET = "Converged: the target is reached."

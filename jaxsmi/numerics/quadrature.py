@@ -231,12 +231,12 @@ _FEWEST = (
 WIDEST = 8.3  # a Gaussian has 1e-16 of its mass outside
 
 
-# relative, of averages whose nets agree to rounding: the mass beyond `WIDEST` times the growth of
-# what is averaged (measured: 2e-12 for |z|, below 1e-12 for signs and logistic labels)
+# relative error of averages whose nets agree to rounding: the mass beyond `WIDEST` times the growth
+# of the integrand (measured: 2e-12 for |z|, below 1e-12 for signs and logistic labels)
 INTEGRAL_ERROR = 1e-11
 # distance from a centre within which points of `fine_points` are as dense as they get
 _FINEST = 1e-5
-# so many a centre err less than a net does (f = exp(-t²/2): 1e-5, 1e-9 with twice as many)
+# points a centre that err less than a net (f = exp(-t²/2): 1e-5, 1e-9 with twice as many)
 FEWEST_FINE = 128
 
 

@@ -35,7 +35,7 @@ from jaxtyping import Array
 from jaxsmi.numerics.roots import bisect, differentiable_root, quadratic_root
 
 WIDE = 160.0  # largest log of a distance: the product of four distances stays below overflow
-# of s at -m, -n, 0, m₊, n₊, R₂: the order of the zero there, -1 for a pole
+# order of the zero of s at -m, -n, 0, m₊, n₊, R₂; -1 for a pole
 _ORDERS = (1, 1, -1, 1, 1, -1)
 
 

@@ -53,7 +53,7 @@ from jaxsmi.numerics.refining_sums import (
 # empirical: below 32 effective nodes the groups of a rule may agree by chance
 _MIN_ESS = 32.0
 _LOOSER = 10.0  # the error of dg may be so many times that of g (`Budget`)
-_MAX_CORRECTION = 0.5  # of a logarithm: larger ones are of a single node that has all the mass
+_MAX_CORRECTION = 0.5  # a larger correction of a logarithm means that one node has all the mass
 # an error of the tail by which a sample counts as beyond its ball, in tolerances
 _OUTSIDE = 0.5
 
@@ -244,7 +244,7 @@ class _Refinement(eqx.Module):
     def shape(self) -> Block:
         """Samples and nodes worked on at once, by the memory of the device."""
         K = self.integral.components
-        # of each node: the distinct entries of the table, the weight of the tail, and w²
+        # numbers a node: the distinct entries of the table, the weight of the tail, and w²
         numbers = (K + 1) * (K + 2) // 2 + 2
         return block_within(working_memory(), numbers, *self.rule.blocks)
 

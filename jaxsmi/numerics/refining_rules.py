@@ -33,8 +33,8 @@ RADIUS = 5.5
 WIDE_RADIUS = 9.0
 WIDE_OFFSET = 2  # the two coarsest sizes are too coarse there
 
-# of each level, by the number of variables: powers of two where nodes are cheap, in more variables
-# steps of about 2^(1/2), as each is dear
+# sizes of the levels by the number of variables: powers of two where nodes are cheap; in more
+# variables, where each node is dear, steps of about 2^(1/2)
 NODES_PER_AXIS: dict[int, tuple[int, ...]] = {
     1: tuple(2**k for k in range(5, 17)),
     2: (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
@@ -52,7 +52,7 @@ _FIRST_SPACING = 2.6
 _ON_MOVED = (3.0, 4.0 / 3.0)
 _ON_CENTRED = (1.0, 1.5)
 
-_SHIFT = 0.25  # of a spacing, by which a grid is moved off its centre of symmetry
+_SHIFT = 0.25  # share of a spacing by which a grid is moved off its centre of symmetry
 # nodes worked on at once, at least; of two axes the groups of the first grids have 203, 451, 807
 # and 1808 (empirical: these fill the blocks best)
 _NODES = {1: 64, 2: 228, 3: 128}
@@ -68,7 +68,7 @@ _RATE, _DOUBLINGS = 0.9, 5
 # needed more than 65536 points, instead of a million). Where an integrand places its nodes itself,
 # they reach the tails as they are.
 _WIDE_LEVEL, _LOSS = 3, 2.0
-_KINKED = 3.0  # of links with kinks, times the difference of a half [theory: numerics, Eq. (4)]
+_KINKED = 3.0  # error of links with kinks over the difference of a half [theory: numerics, Eq. (4)]
 
 _NET_SIZES = tuple(_NETS * 2**k for k in range(7, 21))
 

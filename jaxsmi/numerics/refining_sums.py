@@ -29,7 +29,7 @@ from jaxsmi.core.arrays import theory_dtype
 from jaxsmi.numerics.linear_algebra import total
 
 CACHE = 2**19  # bytes of a block without reported memory: half of a core's usual second-level cache
-_SHARE = 64  # of a device's memory: several blocks live at once, beside the data
+_SHARE = 64  # a block takes 1/64 of the memory: several live at once, beside the data
 
 
 class Block(NamedTuple):

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-_STEPS = 60  # of a bisection: a bracket of any size that occurs, down to rounding
+_STEPS = 60  # bisections bring a bracket of any size that occurs down to rounding
 _FLAT = 1e-12  # a smaller slope is that of a double root, where an edge of a band has no derivative
-# of `root`: the last step, relative to 1 + |x|, after which the error is its square; and the most
+# `root` ends at a step this small relative to 1 + |x| (its error is the square), or after so many
 # steps, twice those of a bisection
 _LAST, _MOST = 1e-10, 120
 

@@ -40,7 +40,7 @@ from jaxsmi.core.arrays import clamp_to_tiny, positive_root, theory_dtype
 from jaxsmi.numerics.quadrature import legendre_panel
 from jaxsmi.numerics.roots import differentiable_root
 
-_PANELS = 4  # of a band, in `rule`
+_PANELS = 4  # panels of a band in `rule`
 NODES = 96  # Gauss–Legendre nodes a band: 1e-13 for errors, 1e-11 where a gap closes
 
 
@@ -213,7 +213,7 @@ def _critical(rho: Array, delta: Array) -> tuple[Array, Array]:
     a = jnp.sqrt(rho)
     b = 1.0 / jnp.sqrt(delta)
     below = rho < 1.0
-    # where z' is least between a and infinity (ρ >= 1: nowhere)
+    # minimum of z' between a and infinity (none for ρ >= 1)
     star = a / jnp.where(below, 1.0 - jnp.cbrt(rho), 0.5)
     gap = below & (delta < jnp.where(below, 1.0 - jnp.cbrt(rho), 0.0) ** 3 / rho)
 
@@ -228,7 +228,7 @@ def _critical(rho: Array, delta: Array) -> tuple[Array, Array]:
     left = root(-b, jnp.zeros_like(a), -1.0)
     first = jnp.where(gap, root(a, star, -1.0), star)  # z' falls from +∞ at a to its minimum
     second = jnp.where(gap, root(star, jnp.maximum(b, star), 1.0), star)
-    # in x: left, z(second), z(first), right
+    # edges in the order of x: left, z(second), z(first), right
     return jnp.stack([left, second, first, right]), gap
 
 

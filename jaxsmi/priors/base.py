@@ -33,7 +33,7 @@ class Traits(NamedTuple):
         wishart: The Gram matrix of rows is a Wishart matrix, which can be drawn at a traced D.
     """
 
-    # by default nothing is claimed but symmetry and iid columns
+    # the defaults claim symmetry and iid columns only
     continuous: bool = False
     discrete: bool = False
     even: bool = True

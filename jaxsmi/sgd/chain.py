@@ -122,7 +122,7 @@ class OverlapChain(AbstractSolver[ChainState]):
         """Build the chain of so many steps."""
         pair = update.pair
         tokens = update.batch * pair.tokens
-        # what lies outside of the span of all rows has D - k - n dimensions
+        # the space outside the span of all rows has D - k - n dimensions
         freedom = dimension - pair.fixed - update.moving
         rows = tokens if update.repeats > 1 else min(pair.rows, tokens)
         # a batch with more tokens than dimensions fills them

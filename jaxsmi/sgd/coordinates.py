@@ -103,7 +103,7 @@ def add_means(pair: TeacherStudent, frame: Array, fixed: Array) -> Array:
     """Add the means U of the tokens to N_T along the fixed rows (k, BM, g, runs)."""
     if not pair.directions:
         return fixed
-    # in these coordinates a direction of the inputs is a row of L, as the teacher's are
+    # a direction of the inputs is a row of L, like the teacher's rows
     means = jnp.einsum("bjr,tb->jtr", frame[pair.targets :], pair.encoding)
     means = means.reshape(pair.fixed, 1, pair.tokens, pair.groups, -1)
     runs = fixed.shape[-1]

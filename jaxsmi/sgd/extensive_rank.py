@@ -97,7 +97,7 @@ class FactorMotion(AbstractMotion):
 
     def velocity(self, averages: AbstractAverages, state: FactorState) -> FactorState:
         M, Q = self.overlaps(state)
-        # of a student that is the teacher both parts of g_11 vanish
+        # both parts of g_11 vanish where the student is the teacher
         rest = jnp.maximum(Q - M**2 / self.norm, _MIN_REST * self.norm)
         moments = averages.at(M, M**2 / self.norm + rest, noise=False)
         A_T, A_Z = moments.teacher_gradient, moments.student_gradient

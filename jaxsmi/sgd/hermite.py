@@ -112,7 +112,7 @@ def correlation(
     G, weights = tabulate(g, teacher_nodes, L), jnp.asarray(outer.weights)
     for axis in range(L):
         G = G * weights.reshape(-1, *(1,) * (L - axis))
-    # at |m| = 1 zero up to rounding, with the derivative -2m that clipping would halve
+    # zero at |m| = 1 up to rounding, with the derivative -2m, which clipping would halve
     variance = 1.0 - m**2 - lax.stop_gradient(jnp.minimum(1.0 - m**2, 0.0))
     limit = (_MIN_WIDTH * step) ** 2
     narrow = variance < limit
@@ -189,9 +189,9 @@ def _noise_average_jvp(
     return value, _noise_average(change, mean, variance, count=count)
 
 
-_WIDTH = 13.0  # of the integrals over one number: a Gaussian has 1e-38 of its mass outside
+_WIDTH = 13.0  # half width of integrals over one number: a Gaussian has 1e-38 outside
 _LEGENDRE_NODES = 200  # Gauss-Legendre on each half: errors of 1e-14 for ReLU and erf
-# Of a divergent second moment most lies in the last twentieth of a grid, which holds 1e-12 of a
+# Most of a divergent second moment lies in the last twentieth of a grid, which holds 1e-12 of a
 # Gaussian; a thousandth there distinguishes the two.
 _CORE_SHARE, _TAIL_SHARE = 0.95, 1e-3
 

@@ -350,7 +350,7 @@ def _rays(series: dict[tuple[int, ...], float], size: int, small: float) -> np.n
 
 _RATES_SIZES = 2**19, 8  # points of all nets, and nets: Λ of two layers to 1 %
 _RECOVERY_SIZES = 2**17, 8
-_ZERO_CORRELATION = 1e-9  # of correlations that count as zero
+_ZERO_CORRELATION = 1e-9  # correlations below it, relative to the largest entry, count as zero
 
 
 class RatesErrors(NamedTuple):
@@ -403,7 +403,7 @@ class Rates(eqx.Module):
         above_one = Interval("a number > 1", low=1.0, open_low=True)
         size = validate.number("dimension", dimension, above_one)
         growth = jnp.diagonal(self.cosine(rate))
-        # so that the branch that is dropped has a finite derivative
+        # keeps the derivative of the branch that is dropped finite
         safe = jnp.where(growth > 0.0, growth, 1.0)
         return jnp.where(growth > 0.0, jnp.log(size) / (2.0 * safe), jnp.inf)
 

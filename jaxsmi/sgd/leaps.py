@@ -43,13 +43,13 @@ from jaxsmi.sgd.sample_averages import sizes_of
 _DEFAULT_ORDERS = {1: 12, 2: 12, 3: 8, 4: 6}
 _DEFAULT_INDICES, _MAX_INDICES, _MAX_NET_ORDER = 1000, 10_000, 8
 _NETS = 32
-_POINTS = 2**16  # of all nets
+_POINTS = 2**16  # points of all nets together
 _CHUNK_POINTS = 2**10  # points whose Hermite polynomials lie in memory together
-_ERROR_RATE = 1e-3  # of one coefficient or more that is zero and taken for one that is not
+_ERROR_RATE = 1e-3  # probability that any zero coefficient is taken for a non-zero one
 _GRID_SIGMAS = 3.0  # differences of two grids: the error of the better one is smaller by far
 _LABEL_DIRECTIONS = 6  # t of e^{i t·y}: an accidental zero along all of them has probability zero
 _FUNCTION = "a JAX function of the fields (L,)"
-_CONSTANT_VARIANCE = 1e-12  # of the second moment: a function without variance, but for rounding
+_CONSTANT_VARIANCE = 1e-12  # variance over second moment: below it, variance is rounding
 
 _Function = Callable[[Array], Array]
 

@@ -64,8 +64,8 @@ _SIZES = 2**17, 8  # points of all nets, and nets: M of two layers after 40 step
 _NEW = 1e-13
 # Q beyond so many times its start, or one: a learning rate too large (as in smi.train, squared)
 _MAX_GROWTH = 1e4
-# Numbers of a net over its vectors, and samples of a batch in it, at least. Empirical: at a ratio
-# of six losses are 1.7 standard errors too low, below one and a half overlaps are wrong.
+# Least ratio of the numbers of a net to its vectors, and least samples of a batch in it. Empirical:
+# losses are 1.7 standard errors too low at a ratio of six, overlaps wrong below one and a half.
 _LEAST, _LEAST_BATCH = 4, 32
 _SHUFFLE, _FRESH = 0, 1  # streams of random numbers
 
@@ -515,6 +515,6 @@ def _solution(
         stderrs={"error": stderr["error"]}
         | {name: last(stderr, name) for name in ("teacher_overlap", "train_loss", "test_loss")},
     )
-    ends = {name: records[name][:, -1] for name in ("overlap", "teacher_overlap")}  # of each net
+    ends = {name: records[name][:, -1] for name in ("overlap", "teacher_overlap")}
     cosine = standard_error(end.cosines(ends))
     return dataclasses.replace(end, stderrs={**end.stderrs, "cosine": cosine})

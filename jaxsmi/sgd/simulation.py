@@ -24,7 +24,7 @@ from jaxsmi.sgd.chain import BlockSolver, OverlapChain, Update
 from jaxsmi.sgd.coordinates import Coordinates, coordinates_at, rows_of
 from jaxsmi.sgd.problem import Initial, Overlaps, Rule, check_gradient, gram_of, pair_of
 
-_START_STREAM = 2**31 - 1  # of the random start; blocks of steps have the streams from zero on
+_START_STREAM = 2**31 - 1  # stream of the random start; blocks of steps have those from zero on
 
 
 class RunStart(NamedTuple):
@@ -152,7 +152,7 @@ def _frame(pair: TeacherStudent, gram: Array | None, key: PRNGKeyArray, D: int |
 _DEFAULT_RECORDS = 100  # a curve's resolution on paper
 _RUNS_TOGETHER = 4096  # runs whose random numbers lie in memory together
 _MAX_INTEGER = 2**53  # integers above are no floats: dimensions and steps are both
-# of the norm of a row: from there on a run has diverged, whatever it does later
+# growth of the norm of a row beyond which a run has diverged, whatever it does later
 _MAX_GROWTH = 100.0
 
 
@@ -277,7 +277,7 @@ def simulate(
     rule = Rule.of(rate)
     pair = pair_of(model, student, rule.gradient.loss)
     keys = validate.key("key", key, many=True)
-    if jnp.issubdtype(keys.dtype, jnp.uint32):  # of the old kind
+    if jnp.issubdtype(keys.dtype, jnp.uint32):  # old-style keys
         keys = jax.random.wrap_key_data(keys)
     keys = keys.reshape(-1)
     dimension = validate.count("dimension", dimension, at_most=_MAX_INTEGER)
@@ -311,7 +311,7 @@ def simulate(
     return Simulation(
         **runs,
         step=jnp.minimum(jnp.arange(runs["cosine"].shape[1]) * every, steps),
-        # of rows with several rates that of the fastest
+        # rows with several rates: that of the fastest
         kappa=jnp.max(rule.per_sample(dimension)),
         dimension=dimension,
         batch_size=update.batch,

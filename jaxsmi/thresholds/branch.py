@@ -31,13 +31,13 @@ _RECOVERED_V = 1e-7  # V/S at perfect recovery: small enough for the signs of la
 # positive. Empirical: without the second one of 16 searches left the branch of three layers, with
 # one of three keys in six.
 _MAX_V_STEP = 0.5
-# Of the Jacobian in a step. Empirical: J of 1024 points of three layers has a radius of .84(6) from
-# key to key, and beyond one (I - J)^{-1} points away from the branch.
+# Largest spectral radius of the Jacobian in a step. Empirical: J of 1024 points of three layers has
+# a radius of .84(6) from key to key, and beyond one (I - J)^{-1} points away from the branch.
 MAX_RADIUS = 0.95
 # search interval of the α at which tr F(V) = tr V: thresholds are of order one, far inside
 _ALPHA_RANGE = (1e-4, 1e4)
-_TEST_PRECISION = 4.0  # at which a prior is tested for oblique directions, times the inverse of S
-# of S: above quadrature errors of priors and errors of the learned directions
+_TEST_PRECISION = 4.0  # precision, over 1/S, at which a prior is tested for oblique directions
+# largest dependence over S: above errors of quadrature and of the learned directions
 _MAX_DEPENDENCE = 0.05
 
 
@@ -146,7 +146,7 @@ def branch_point(
     J = J * jnp.minimum(1.0, MAX_RADIUS / radius)
     newton = symmetric(fixed_point.resolvent(J, evaluation.value - V))
     tangent = symmetric(fixed_point.resolvent(J, slope))
-    # where the fixed point is V = 0, V stays at its least size, and growth alone depends on α
+    # a fixed point V = 0: V stays at its least size, and growth alone depends on α
     recovered = jnp.trace(V + newton) < least
     newton, tangent = (jnp.where(recovered, 0.0, x) for x in (newton, tangent))
     return BranchPoint(jnp.exp(log_alpha), V, newton, tangent, radius, grown)

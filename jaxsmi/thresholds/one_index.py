@@ -44,7 +44,7 @@ _FALL, _SIGNIFICANT = 1e-6, 3.0
 _NOISY = 0.1  # relative error of α at a small V from which on the curve is not known
 # Newton steps to the α of equal Φ, and the last one, relative
 _ROUNDS, _LAST = 12, 1e-8
-_ROUNDING = 256.0  # of α, times that of its numbers
+_ROUNDING = 256.0  # rounding of α, in units of ε
 # α diverges for Q → 0 where the first point of the curve exceeds the second by this factor
 _DIVERGES = 1.05
 
@@ -149,7 +149,7 @@ class FixedPointCurve:
         self.model, self.sizes, self.update = model, sizes, update
         S = float(model.prior.second_moment(1)[0, 0])
         V = lambda x: model.prior.mmse(jnp.exp(x) * jnp.ones((1, 1)))[0, 0]
-        # in float32 less is rounding
+        # smaller changes are rounding in float32
         rough = float(jnp.finfo(theory_dtype()).eps) ** 0.5
         smallest, self.least_fall = max(_SMALLEST_V, rough) * S, max(_FALL, rough)
         # Q = Q̂ S² at small Q̂, and V ≤ 1/Q̂
@@ -228,7 +228,7 @@ class FixedPointCurve:
         best = int(np.argmax(sign * near.alpha))
         if not 0 < best < _ZOOM - 1:
             return jax.tree.map(lambda y: y[best : best + 1], near)
-        # of the parabola through three points
+        # vertex of the parabola through three points
         a, b, c = near.alpha[best - 1 : best + 2]
         step = 0.5 * (a - c) / (a - 2.0 * b + c)
         return self.add(near.x[best : best + 1] + step * (near.x[1] - near.x[0]))

@@ -29,7 +29,7 @@ from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics import fixed_point, implicit
 from jaxsmi.thresholds.branch import MAX_RADIUS, NETS, BranchPoint, branch_growth, branch_point
 
-# of Newton; more than four only where the branch folds or begins
+# Newton steps; more than four are needed only where the branch folds or begins
 _MAX_STEPS, _USUAL_STEPS = 25, 4
 # The last step in log α and in V, relative: what it leaves is of second order. Averages over random
 # nodes are smooth to their tolerance only, far below the error bars.
@@ -39,8 +39,8 @@ _LAST_STEPS_RANDOM = (2e-3, 2e-2)
 # secants with larger ones are noise
 _SLOPE_RANGE = (0.5, 30.0)
 _UNSTABLE = 1.1  # a spectral radius above one by more than the noise of random nodes (branch.py)
-_MIN_GAP = 0.01  # of 1 - ρ that is resolved
-_MAX_LOG_STEP = 0.15  # of a step in log α: within it the leading eigenmatrix hardly turns
+_MIN_GAP = 0.01  # smallest 1 - ρ that is resolved
+_MAX_LOG_STEP = 0.15  # largest step in log α: within it the leading eigenmatrix hardly turns
 
 
 class SearchRegion(eqx.Module):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
 _SMALL_Q = 1e-3
-_HALVINGS = 9  # of an interval between two points of the grid: to 1/512 of it
+_HALVINGS = 9  # an interval between two points of the grid shrinks to 1/512 of it
 # V/S at the start of the informed branch: a basin of Q = S as small is missed by about its root
 _INFORMED_V = 1e-6
 # V/S at the second start: too few samples resolve a V as small as the first one
@@ -49,7 +49,7 @@ _RETRY_V = 1e-3
 # V that differ by more, relative to the larger one and absolute, are two branches: ten times the
 # tolerance of the fixed points, and far below the jumps of order one of a transition
 _MIN_DISTANCE, _MIN_DISTANCE_ABSOLUTE = 0.02, 1e-4
-# of the uninformed branch; relative to V/S of the others
+# tolerance of the uninformed branch, and that of informed starts relative to their V/S
 _UNINFORMED_TOLERANCE, _INFORMED_TOLERANCE = 1e-5, 1e-2
 # standard errors of the end of a branch between it and the last point of the branch
 _BESIDE = 3.0
@@ -58,7 +58,7 @@ _PERFECT_V = 1e-10
 
 # relative distance from an exact threshold of the point of a branch beside it
 _BESIDE_EXACT = 1e-9
-# of one index intervals of α are halved so many times where Q grows by more than this share of its
+# one index: intervals of α are halved so many times where Q grows by more than this share of its
 # maximum, down to this relative length
 _REFINEMENTS, _STEP, _CLOSE = 4, 0.05, 1e-3
 # distance of two such points, one on each side, at most, and the change of Q that is a jump
@@ -151,7 +151,7 @@ class _Hysteresis(eqx.Module):
         """True where the informed branch exists, and has the larger free entropy (R,)."""
         # all at the same keys: the errors of both branches cancel in the difference
         uninformed = self.free_entropies(alpha, both.uninformed, keys)
-        # at the branch itself, V = 1e-7 S, the binary perceptron came out at 1.492, not 1.245
+        # Φ at V = 1e-7 S of the branch itself put the binary perceptron at 1.492, not 1.245
         if self.informed_is_perfect:
             return self.perfect_free_entropies(alpha, keys) > uninformed
         informed = self.free_entropies(alpha, both.informed, keys)
@@ -196,7 +196,7 @@ def first_alpha(
     return 0.5 * (low + high), cell
 
 
-# of the end of the uninformed branch, relative, on any grid: below error bars
+# relative resolution of the end of the uninformed branch on any grid: below error bars
 _END_RESOLUTION = 5e-4
 # Independent thresholds have fewer samples than the grid, and their branch may end on the other
 # side of one of its points: the interval reaches a tenth beyond its cell.
@@ -274,7 +274,7 @@ class FirstOrder(Described):
         """A threshold as text."""
         if threshold is None:
             return "none"
-        # of several indices ends outside of the grid are 0 and inf
+        # with several indices 0 and inf stand for ends outside of the grid
         low, high = f"below {number(self.alpha[0])}", f"above {number(self.alpha[-1])}"
         alone = self.informed.shape[1] == 1
         ends = {0.0: "0: at any α" if alone else low, math.inf: "at no α" if alone else high}
@@ -546,7 +546,7 @@ def _thresholds(
             optimal = jnp.where(wins(upper), optimal, jnp.inf)
         if not appears:
             optimal = jnp.where(wins(lower), 0.0, optimal)
-    # where Q = S gains its basin, the start has to lie in it: α exceeds the spinodal by about √V
+    # the start has to lie in the new basin of Q = S: α exceeds the spinodal by about √V
     basin = math.sqrt(_INFORMED_V) if diverges else 0.0
     # MAX_STEPS next to a spinodal moves no threshold: it counts inside the hysteresis only
     codes = np.asarray(both.results)

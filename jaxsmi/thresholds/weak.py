@@ -37,7 +37,7 @@ _EQUAL_RATES = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
 _EQUAL_SIGMAS = 4.0  # .. and those that agree within so many standard errors
 _LINEAR_SIGMAS = 5.0  # E g gᵀ is non-zero from so many standard errors: 3e-7 by chance
 _BIAS_FACTOR = 25.0  # squared errors of integrals times 5²: five of their standard deviations
-_SIGNAL_ROUNDING, _RATE_ROUNDING = 1e-12, 1e-10  # of E g gᵀ and of λ_max in float64
+_SIGNAL_ROUNDING, _RATE_ROUNDING = 1e-12, 1e-10  # rounding of E g gᵀ and λ_max in float64
 
 
 def leading_eigenmatrix(growth: Array) -> Array:
@@ -299,7 +299,7 @@ def _threshold(growths: list[Growth], steps: Array | None, S: Array, valid: Arra
     projector = jnp.where(is_linear, vectors, 0.0) @ vectors.T
     subspace = jnp.where(trivial, projector, jnp.where(absent, 0.0, last.subspace))
     root = sqrt_psd(S)
-    subspace = root @ subspace @ root  # of the signal, not of the whitened one
+    subspace = root @ subspace @ root  # back from whitened rows to those of the signal
     subspace = subspace / clamp_to_tiny(jnp.trace(subspace))
     inaccurate = jnp.max(jnp.stack([grown.inaccurate for grown in growths])) > INACCURATE_SHARE
     finite = exact | (jnp.isfinite(rate) & (rate > 0.0))

@@ -181,7 +181,7 @@ def _check_names(build: Callable[..., AbstractModel], names: list[str]) -> None:
     """Refuse parameters that `build` does not take, and some that it needs."""
     try:
         signature = inspect.signature(build)
-    except ValueError:  # of some functions written in C it is not known
+    except ValueError:  # some functions written in C have no signature
         return
     try:
         signature.bind(**dict.fromkeys(names))

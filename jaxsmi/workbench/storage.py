@@ -49,7 +49,7 @@ MATRICES = ("overlap", "stderr", "covariance")  # those of shape (P, P)
 _OF_LEARNERS = ("train_loss", "test_loss", "energy", "potential", "jump_fraction", "gradient_norm")
 MODEL_HASH = "model_hash"
 OPTIONAL = ("stability", "free_entropy", *_OF_LEARNERS)
-_SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5")  # of netCDF, which is HDF5
+_SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5")  # suffixes of netCDF, which is HDF5
 # attributes of result codes: their meaning, by the CF convention
 CODES: dict[str, Any] = {
     "flag_values": np.array([int(code) for code in Result]),
@@ -223,7 +223,7 @@ def to_xarray(solution: Solution, **attributes: object) -> xarray.Dataset:
     if "step" in solution.history:
         recorded = solution.trajectory
         coordinates["step"] = recorded.pop("step").astype(np.int64)
-        # what a user recorded may be a tree: each leaf is a variable
+        # a user's records may be trees: each leaf is a variable
         for path, values in jax.tree.leaves_with_path(recorded):
             name = jax.tree_util.keystr(path, simple=True, separator="_")
             known = {(P,): ("index",), (P, P): square}
@@ -355,7 +355,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     Each thread and process gets a path of its own.
     """
     named = pathlib.Path(path)
-    # in the same folder: a file is renamed in one step on one file system only
+    # the same folder: renaming is atomic only within one file system
     temporary = named.with_name(f".{os.getpid()}.{secrets.token_hex(4)}.{named.name}")
     try:
         yield temporary

@@ -177,7 +177,7 @@ def _solve_rows(
     """All rows by number, each written into the folder as soon as it is solved."""
     rows = {} if folder is None else solved_rows(grid, folder)
     missing = [number for number in range(len(grid.rows)) if number not in rows]
-    here = ((number, grid.solve(number)) for number in missing)  # in this process
+    here = ((number, grid.solve(number)) for number in missing)  # solved in this process
     solved = here if scheduler is None else _solve(grid, missing, scheduler)
     hidden = not progress or not missing  # a bar that begins at its end shows no rate
     size = len(grid.rows)
@@ -258,7 +258,7 @@ def check_folder(grid: Grid, folder: pathlib.Path) -> None:
     path = folder / "sweep.json"
     if not path.exists():
         return
-    # as it is read back: JSON has no tuples
+    # the description as it is read back: JSON has no tuples
     description = json.loads(json.dumps(grid.description()))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     Curve = Solution | Iterable[Solution] | xarray.Dataset
 
 _MOST_NAMES = 10
-_WIDE = 0.05  # of the largest value: a step to recovery that is drawn dotted
-_MOST_MARKERS = 40  # of a run: more would overlap at the width of a column
+_WIDE = 0.05  # share of the largest value: a larger step to recovery is drawn dotted
+_MOST_MARKERS = 40  # markers of a run: more would overlap at the width of a column
 # codes of points that lines join and that means include
 _SOUND = [int(code) for code in (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED)]
 _THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others are runs
@@ -59,7 +59,7 @@ _MEANS = "means of runs"  # gid of an entry of the legend
 _THRESHOLD = "threshold"  # marks their lines
 _AT = r", $\alpha="  # between the name of a threshold and its value
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
-# of lines of theory: their model in words, and under "" the end of their label that tells it
+# model of each line of theory in words, and under "" the end of the label that names it
 _MODELS: WeakKeyDictionary[Line2D, dict[str, str]] = WeakKeyDictionary()
 _RING: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
 
@@ -317,9 +317,8 @@ def _facts(model: Any) -> dict[str, str]:
 def _owner(solution: Solution) -> str:
     """Whose weights these are: those of a learner, or of Bayes."""
     if (learner := getattr(solution, "learner", None)) is not None:
-        return (
-            learner if isinstance(learner, str) else storage.learner_name(learner)
-        )  # of a table its name
+        # a table stores the name alone
+        return learner if isinstance(learner, str) else storage.learner_name(learner)
     return "Bayes" if solution.kind in ("state_evolution", "gamp") else _word(solution.kind)
 
 
@@ -662,7 +661,7 @@ def risk_against_alpha(
         error_of = lambda x: (getattr(x, quantity), x.stderrs.get(quantity, 0.0))
         values = [Estimate(*np.array([error_of(x) for x in c], float).T) for c in curves]
         words = _ERRORS[isinstance(points[0].model, MatrixModel)] if words == "error" else words
-    # of a table seed by seed, as its runs are
+    # a table is flattened seed by seed, as its runs are
     flat = lambda x: np.ravel(x.transpose("seed", ..., "alpha") if hasattr(x, "dims") else x)
     bare = lambda x: Estimate(*np.array([flat(x), np.zeros(np.size(x))], float))
     values = [x if isinstance(x, Estimate) else bare(x) for x in values]
@@ -675,7 +674,7 @@ def risk_against_alpha(
         words = f"{words.partition(' (')[0]} / {relative_to}"
     of_theory = [n for n, c in enumerate(curves) if all(x.kind in _THEORY for x in c)]
     ax, hues = drawing.axes_or_new(ax), {}
-    rows: dict[int, tuple[list[str], list[str]]] = {}  # of the legend: theory, its runs beside it
+    rows: dict[int, tuple[list[str], list[str]]] = {}  # legend: theory, its runs beside it
     for n, (solutions, estimate, label) in enumerate(zip(curves, values, labels, strict=True)):
         alpha, theory = [float(x.alpha) for x in solutions], n in of_theory
         order = np.argsort(alpha)

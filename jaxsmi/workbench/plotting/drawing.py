@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Keys = Mapping[str, Mapping[str, Any]]  # entries of a legend: label -> line style
-Columns = int | Sequence[Sequence[str]]  # of a legend: their number, or the labels in each
+Columns = int | Sequence[Sequence[str]]  # columns of a legend: their number, or the labels in each
 
 COLUMN = 3.5  # inches: one column of a two-column page, and its whole width
 PAGE = 7.1
 _HEIGHT = 2.7
 INK = "0.15"  # theory without a colour of its own, levels and limits
-MAP = "viridis"  # of heights; shades of a parameter are taken from it
+MAP = "viridis"  # colour map of heights; shades of a parameter are taken from it
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}  # not converged
 
 # Okabe and Ito: distinguishable with any colour vision
