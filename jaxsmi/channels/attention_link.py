@@ -222,7 +222,7 @@ def balanced(q: Array, k: Array) -> Array:
     """Scale to (x, x') (2, M) of one length: c x and x'/c are q and k less its mean, c > 0."""
     k = k - jnp.mean(k)
     lengths = (jnp.sum(q * q), jnp.sum(k * k))
-    # this c, as neither factor overflows
+    # c as a ratio of lengths: neither factor overflows
     ratio = (lengths[1] / clamp_to_tiny(lengths[0])) ** 0.25
     return jnp.stack([ratio * q, k / clamp_to_tiny(ratio)])
 

@@ -300,7 +300,7 @@ def _controlled(values: Array, control: Array) -> Array:
     E Σ g gᵀ = -E Σ ∂g: their difference is the control. It is exact for a linear channel.
     """
     covariance, variance = (
-        # from the other nets: a coefficient from the same net would bias its mean
+        # sums over the other nets: a coefficient from the same net would bias its mean
         jnp.sum(x, 0) - x
         for x in covariance_and_variance(values, control, axis=1)
     )

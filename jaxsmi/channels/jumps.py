@@ -32,9 +32,9 @@ _TURN_HALVINGS = 3
 
 
 class _Changes(NamedTuple):
-    """The largest change of a label across an interval after `_TURN_HALVINGS`, those across all of
-    them (lines, intervals) in the end, and the range of labels. The function from points of the
-    lines to labels of a law, and the ends of the intervals."""
+    """Largest change of a label across an interval after `_TURN_HALVINGS`, the final changes across
+    all intervals (lines, intervals), the range of labels, the function from points of the lines to
+    labels of a law, and the ends of the intervals."""
 
     early: Array
     each: Array
@@ -95,7 +95,7 @@ def steady(law: Callable[[Array], Array], indices: int, tokens: int) -> list[Arr
 def _changes(law: Callable[[Array], Array], indices: int, tokens: int) -> _Changes:
     """Find the largest change of a label across an interval, by halving."""
     dtype = theory_dtype()
-    # until neighbours in floating point: 2^-7 of a line to rounding
+    # halve from 2^-7 of a line down to neighbours in floating point
     halvings = 44 if dtype == jnp.float64 else 18
     # lines twice as long as fields: jumps in the tails count as well
     ends = np.random.default_rng(0).standard_normal((2, _LINES, indices, tokens)) * 2.0

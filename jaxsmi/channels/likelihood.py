@@ -230,7 +230,7 @@ class IntegratedChannel(FibreChannel):
 
     @property
     def _edges(self) -> Array:
-        """The jumps next to 0 of p(y|z) of finitely many labels, found by the same search."""
+        """Return the jumps of p(y|z) next to 0 for finitely many labels, by the same search."""
         if self.outcomes is None or self.indices * self.tokens > 1:
             return super()._edges
         return jumps_of(self.labels.odds, _EDGES)[0]
@@ -257,7 +257,7 @@ class IntegratedChannel(FibreChannel):
 
     @property
     def _as_smooth(self) -> Callable[[Array], Array] | None:
-        """A function that is as smooth as p(y|z); None if none is known."""
+        """Return a function that is as smooth as p(y|z), or None."""
         if self.labels.log_likelihood is None:
             return self.link_function
         return None if self.outcomes is None else self.labels.odds

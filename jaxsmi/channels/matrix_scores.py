@@ -168,7 +168,7 @@ class LinearScores(AbstractScores):
     def check_labels(self, labels: Array) -> None:
         """Check that labels are symmetric matrices."""
         y = self.statistic(labels)
-        # to rounding of float32 inputs
+        # symmetric up to the rounding of float32
         gap = jnp.max(jnp.abs(y - jnp.swapaxes(y, -1, -2)))
         scale = 1.0 + jnp.max(jnp.abs(y))
         check(gap <= 1e-6 * scale, "labels", labels, "symmetric matrices (N, T, T)")

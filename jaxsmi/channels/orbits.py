@@ -180,7 +180,7 @@ class _Rotations(AbstractOrbit):
         peak = (values >= jnp.roll(values, 1, axis=0)) & (values >= jnp.roll(values, -1, axis=0))
         peak = peak & (apart > 1) & (apart < _ANGLES - 1)
         second = jnp.argmax(jnp.where(peak, values, -jnp.inf), axis=0)
-        # one maximum alone: the second interval begins opposite to it
+        # with a single maximum, the second interval begins opposite to it
         gap = jnp.where(jnp.any(peak, axis=0), (second - first) % _ANGLES, _ANGLES // 2)
         lowest = lambda inside: jnp.argmin(jnp.where(inside, values, jnp.inf), axis=0)
         after = (lowest((apart > 0) & (apart < gap)) - first) % _ANGLES

@@ -106,7 +106,7 @@ class PiecewiseLinearChannel(ClosedFormChannel):
         ends = jnp.where(steep, self.slopes, 1.0) * jnp.stack(self._ends()) + self.offsets
         at_knots = self.slopes[:-1] * self.knots + self.offsets[:-1]
         inside = (at_knots[:, None] >= jnp.min(ends, 0)) & (at_knots[:, None] <= jnp.max(ends, 0))
-        # both pieces at a knot end there
+        # the two pieces that meet at a knot do not count
         others = steep & (place != place[:-1, None]) & (place != place[1:, None])
         return jnp.any(inside & others & (steep[:-1] | steep[1:])[:, None])
 

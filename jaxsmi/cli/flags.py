@@ -277,7 +277,7 @@ def flags_of(words: CommandLine) -> dict[str, Flag]:
 
 
 def _target_of(argument: Argument, words: CommandLine) -> str | None:
-    """The target that makes an argument out of flags of its own."""
+    """Return the function that builds an argument from flags of its own, or None."""
     names = argument.types
     if argument.name == "learner" and words.command.learner:
         matrix = words.model in _MATRICES

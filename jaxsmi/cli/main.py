@@ -143,12 +143,12 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
 
 
 def _kind(place: CommandLine) -> str:
-    """What the next word is."""
+    """Return the kind of the next word: a model or a command."""
     return "model" if place.name in COMMANDS else "command"
 
 
 def _summary(name: str) -> str:
-    """What help says of a command or of a group of commands."""
+    """Return the summary of a command or of a group of commands."""
     if name not in COMMANDS:
         return _GROUPS.get(name, _ABOUT)
     command = COMMANDS[name]
@@ -188,7 +188,7 @@ def _reject_unknown(place: CommandLine, rest: Sequence[str], names: list[str]) -
 
 
 def _stub(**values: Any) -> None:
-    """Stands for the function of a command while its words are read."""
+    """Stand in for the function of a command while its words are read."""
 
 
 def _with_flags(words: CommandLine) -> Any:
@@ -226,7 +226,7 @@ def _argument(flag: Flag, positional: bool = False) -> inspect.Parameter:
 
 
 def _integer(_: type, tokens: Sequence[Token]) -> int:
-    """An integer, 1e3 too; cyclopts rounds other numbers to one."""
+    """Read an integer, such as 1e3; cyclopts would round other numbers."""
     word = tokens[0].value
     for read_as in (int, float):
         with contextlib.suppress(ValueError):
@@ -236,7 +236,7 @@ def _integer(_: type, tokens: Sequence[Token]) -> int:
 
 
 def _plain(error: CycloptsError) -> str:
-    """What is wrong with the words, in one sentence."""
+    """Describe an error of the words in one sentence."""
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return f"A value of {error.argument.name} is needed."
     if isinstance(error, UnusedCliTokensError):
@@ -253,7 +253,7 @@ def _plain(error: CycloptsError) -> str:
 
 
 def _with_flag(sentence: str) -> str:
-    """A message that begins with the name of an argument begins with its flag."""
+    """Replace the name of an argument that begins a message by its flag."""
     # the model is a word, not a flag
     name = re.match(r"(?!model:)([a-z]\w*): got ", sentence)
     if not name:

@@ -320,8 +320,8 @@ def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:
 
 
 def _estimates(result: Any) -> dict[str, tuple[Any, Any]]:
-    """The numbers of one row of a table with their errors: overlaps, of learners cosines, or the α
-    of thresholds; none of other results."""
+    """Return the numbers of one row of a table with their errors: overlaps, cosines of learners, or
+    α of thresholds; none for other results."""
     if isinstance(result, Solution) and np.ndim(result.overlap) == 2:
         kind, columns = "overlap", (np.diagonal(result.overlap), np.diagonal(result.stderr))
         # the overlap of a learner is the size of its weights, not what was learned
@@ -388,7 +388,7 @@ def _draw_against(
 
 
 def _lines(arrays: Mapping[str, np.ndarray]) -> str:
-    """One line an array; long ones by their ends."""
+    """Print each array in one line, long ones by their ends."""
     show = lambda x: np.array2string(x, precision=4, threshold=12, edgeitems=2)
     return "\n".join(f"{name}: {' '.join(show(x).split())}" for name, x in arrays.items())
 

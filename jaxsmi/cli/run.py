@@ -110,7 +110,7 @@ def _theory(
         # 15/16 of it
         top = max(1.3, 1.08 * alpha)
     theory = smi.state_evolution(model, alpha, key=key, progress=progress, **step)
-    # between the ends: at α = 0 there is nothing to solve
+    # the ends are left out: there is nothing to solve at α = 0
     alphas = (np.arange(curve_points) + 0.5) / curve_points * top
     return theory, smi.curve(model, alphas, key=key, progress=progress, **point)
 
@@ -174,7 +174,7 @@ def sweep(
 
 
 def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
-    """What a sweep needs: the time by the rows that are solved, the memory by shapes alone."""
+    """Estimate the time of a sweep from its solved rows, and its memory from shapes."""
     count, done = len(grid.rows), len(solved)
     text = f"{count} rows of {len(grid.alpha)} alpha; {done} are solved."
     data: dict[str, Any] = {"rows": count, "solved": done}
@@ -199,8 +199,8 @@ _MOST_ROWS = 24  # rows of a printed table that fit a screen
 
 
 def _overlaps(results: xarray.Dataset) -> list[str]:
-    """A table of overlaps, of runs of cosines (norms of teachers differ), the means over seeds, one
-    row a point."""
+    """Tabulate the means over seeds, one row a point: overlaps, or cosines of runs (norms of
+    teachers differ)."""
     axes = [*map(str, results.overlap.dims[:-4]), "alpha"]
     runs = results.attrs["solver"] != '"state_evolution"'
     each = results.cosine if runs else results.overlap

@@ -208,7 +208,7 @@ class ClosedFunction(eqx.Module):
     @property
     def function(self) -> Callable[..., Any]:
         """The Python function, with the arrays in their places."""
-        # without arrays it stays the same object, and so do lists in it that its owner appends to
+        # a function without arrays stays the same object, as do lists that its owner appends to
         if not self.arrays:
             return self.template.original
         return _Unpickler(self.template, self.arrays).load()
@@ -271,7 +271,7 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(self.file)
 
     def persistent_id(self, obj: Any) -> int | None:
-        """The place of an array, or of a module that may hold some; -1 for the constants."""
+        """Return the place of an array, or of a module that may hold some; -1: the constants."""
         if obj is self.constants:
             return -1
         if not isinstance(obj, (jax.Array, eqx.Module)):
@@ -281,7 +281,7 @@ class _Pickler(cloudpickle.Pickler):
         return len(self.arrays) - 1
 
     def reducer_override(self, obj: Any) -> Any:
-        """Objects that have no copies: classes, and what cannot be pickled (caches, locks)."""
+        """Keep objects that have no copies: classes, and unpicklable ones (caches, locks)."""
         if isinstance(obj, types.FunctionType) or type(obj) in self.dispatch_table:
             return super().reducer_override(obj)
         # cloudpickle would copy a class of a notebook, and unpickle into the class itself: its
@@ -302,5 +302,5 @@ class _Unpickler(pickle.Unpickler):
         self.places = (*arrays, template.constants)
 
     def persistent_load(self, pid: int) -> Any:
-        """The array of a place, or the constants."""
+        """Return the array of a place, or the constants."""
         return self.places[pid]

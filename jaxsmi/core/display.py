@@ -53,7 +53,7 @@ class Described(eqx.Module):
 
     @abc.abstractmethod
     def _text(self) -> str:
-        """What it says at the prompt."""
+        """Return the text that is shown at the prompt."""
 
 
 def number(value: ArrayLike, digits: int = 4) -> str:

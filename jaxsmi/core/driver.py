@@ -140,7 +140,7 @@ def _strong(x: Array) -> Array:
 
 
 def _put(history: dict[str, Array], slot: Array, entry: dict[str, Array]) -> dict[str, Array]:
-    """The history with an entry at a slot; one beyond its end drops the entry, without a branch."""
+    """Write an entry into a slot of the history; a slot beyond the end drops it, branch-free."""
     put = lambda h, x: h.at[slot].set(x.astype(h.dtype), mode="drop")
     return {name: jax.tree.map(put, past, entry[name]) for name, past in history.items()}
 
@@ -168,7 +168,7 @@ def advance(
     return lax.while_loop(running, body, run)
 
 
-# from outside jit one program, not one an array
+# compiled: outside jit one program, not one an array
 init_run: Callable[..., Run[Any]] = eqx.filter_jit(new_run)
 _advance = eqx.filter_jit(advance)
 

@@ -219,7 +219,7 @@ class Record(eqx.Module):
 
 
 def _numbers(name: str, value: ArrayLike | None) -> Array | None:
-    """None, a number or a matrix (B (P, 0) where the inputs have no fixed directions)."""
+    """Validate None, a number or a matrix (B (P, 0) for inputs without fixed directions)."""
     allowed = "a number, or a matrix"
     array = validate.optional(validate.array, name, value, allowed, empty=True)
     validate.check(array is None or array.ndim in (0, 2), name, value, allowed)

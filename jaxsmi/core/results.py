@@ -140,7 +140,7 @@ def message(results: ArrayLike, of: str = "remedy") -> str:
     """The message of a result code; of several, their counts and the message of the gravest.
     `of`: "training" of descent, "learner" of the theory of a learner."""
     codes = np.ravel(np.asarray(results))
-    # on the host, not by `worst`: a message must not start a computation
+    # NumPy, not `worst`: a message must not start a computation
     gravest = Result(int(_ORDER[np.max(_RANKS[codes])]))
     remedy = getattr(gravest, of)
     return remedy if codes.size == 1 else f"{counts(codes)}. {gravest.name}: {remedy}"

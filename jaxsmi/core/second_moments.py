@@ -89,14 +89,14 @@ def second_moments(inputs: ArrayLike, mean: np.ndarray, quick: bool = False) -> 
     D = np.shape(inputs)[2]
     if quick:
         block = block_of(np.shape(inputs))
-        # inside jit the inputs may be known all the same, and a block of them then is, too
+        # known inputs stay known inside jit, and so must a block of them
         with jax.ensure_compile_time_eval():
             inputs = _part(inputs, np.ix_(*block))
         mean = mean[np.ix_(*block[1:])]
     x = np.asarray(inputs, np.float64) - mean
     N, M, _ = x.shape
     means = _means(x)
-    # else a mean would show in every other statistic, and hide which assumption fails
+    # a mean would show in every other statistic, and hide which assumption fails
     if means.fails:
         x = x - np.mean(x, axis=0)
     square = float(np.mean(x**2))
@@ -149,14 +149,14 @@ def _of_random_signs(sums: np.ndarray, second: np.ndarray, fourth: np.ndarray) -
 
 
 def _over_pairs(columns: np.ndarray) -> _Law:
-    """T over pairs of columns, of their squared scalar product."""
-    # above the diagonal: each pair once, and no column with itself
+    """Law of T, the sum of the squared scalar products of pairs of columns."""
+    # entries above the diagonal: each pair once, and no column with itself
     return _of_random_signs(*(np.triu(p.T @ p, 1) for p in (columns, columns**2, columns**4)))
 
 
 def _moment(name: str, size: float, law: _Law, remedy: str) -> Moment:
-    """A sum of squares beside its law. A lower tail is that of the normal law, which is the wider
-    one there."""
+    """Compare a sum of squares with its law. The lower tail is that of the normal law, which is the
+    wider one there."""
     T, mean, variance = law
     if variance <= _EXACT * mean**2 or mean == 0.0:
         return Moment(name, 0.0, 0.0, 1.0, remedy)
@@ -173,7 +173,7 @@ def _two_sided(z: float) -> float:
 
 
 def _variance(square: float, deviation: np.ndarray) -> Moment:
-    """Mean square of all entries: one."""
+    """Compare the mean square of all entries with one."""
     remedy = "data.standardise()"
     # the mean square of ±1 does not fluctuate, and single precision rounds it to 1e-7
     spread = max(np.sqrt(np.mean(deviation**2) / deviation.size), 1e-7)

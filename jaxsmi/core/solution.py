@@ -243,7 +243,7 @@ class Solution(Described):
         if self.kind in ("state_evolution", "descent_theory"):
             return draw(runs, self, ax)
         check(runs is None, "runs", "runs beside a run", "None, or theory.plot(runs=..)")
-        # without a teacher there is no cosine, and Q is what a run knows of itself
+        # without a teacher there is no cosine: Q is drawn
         quantity = "cosine" if np.all(np.isfinite(self.cosine)) else "overlap"
         return draw(self, ax=ax, quantity=quantity)
 

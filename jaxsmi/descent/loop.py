@@ -193,7 +193,7 @@ class Descent(AbstractSolver[Runs]):
         return total / self.gradient.divisor(count, self.data.dimension)
 
     def _recorded(self, run: Runs, loss: Array) -> Runs:
-        """One run with a new record, and the result code that follows from it."""
+        """Add a record to one run, and set the result code that follows from it."""
         weights, monitor = run.state.weights, self.monitor
         record = {"step": run.state.step.astype(theory_dtype()), "train_loss": loss}
         record |= self.model.metric.overlaps(weights, self.model.metric.teacher_of(self.data))
@@ -217,7 +217,7 @@ class Descent(AbstractSolver[Runs]):
         return Runs(run.state, run.order, record, result, run.change, best, stale)
 
     def _error(self, weights: Array) -> Array:
-        """Error on the test set; without one the error of the population, from the overlaps."""
+        """Error on the test set; without one, that of the population from the overlaps."""
         test = self.monitor.test
         if test is None:
             key = jax.random.key(0)  # the same points in all runs: their errors compare

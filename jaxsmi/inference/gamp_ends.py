@@ -95,7 +95,7 @@ def without_free_entropy_if_widened(end: Solution) -> Solution:
 
 
 def _pick(solutions: list[Solution], index: Array) -> Solution:
-    """One of several solutions, by a traced index."""
+    """Select one of several solutions by a traced index."""
     arrays, rest = zip(*(eqx.partition(s, eqx.is_array) for s in solutions), strict=True)
     return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves)[index], *arrays), rest[0])
 
@@ -103,7 +103,7 @@ def _pick(solutions: list[Solution], index: Array) -> Solution:
 @eqx.filter_jit
 def _agreements(model: AbstractModel, weights: Array) -> Array:
     """Smallest squared cosine (K, K) of the rows of each two of K estimates, up to the symmetries
-    of the model; of rows that both know nothing of, one."""
+    of the model; one for rows that neither estimate has learned."""
     S = jnp.diagonal(model.prior.second_moment(model.indices))
     flat = weights.reshape(*weights.shape[:2], -1)
     gram = jnp.einsum("apd,bqd->abpq", flat, flat) / flat.shape[-1]

@@ -175,15 +175,15 @@ def _labels_are_even(model: AbstractModel, fields_of_one: tuple[int, ...]) -> bo
 # compiled, the fields an argument: constants would be worked on one operation after the other
 @eqx.filter_jit
 def _even(channel: AbstractChannel, fields: Array) -> Array:
-    """Labels stay the same where all fields (n, P, M) change their sign."""
+    """True if labels stay the same when all fields (n, P, M) change their sign."""
     labels, mirrored = (jax.vmap(channel.link)(z) for z in (fields, -fields))
     rounding = 64.0 * jnp.finfo(labels.dtype).eps * jnp.max(jnp.abs(labels))
     return jnp.max(jnp.abs(labels - mirrored)) <= rounding
 
 
 def _spectral_start(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> GampStart:
-    """The spectral start; where nothing is learned, a random one. A ValueError (weights NaN where
-    traced) for a prior with a mean, and for labels that depend on W at first order."""
+    """Return the spectral start, or a random one if nothing is learned. A prior with a mean, and
+    labels that depend on W at first order, raise a ValueError (traced: weights are NaN)."""
     allowed = "a positive number, 'informed' or an array, for this model"
     check(model.unsupported_reason("spectral") is None, "start", "spectral", allowed)
     centred = is_centred(model)

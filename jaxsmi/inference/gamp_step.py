@@ -205,7 +205,7 @@ class Task(NamedTuple):
 
     @property
     def bayes(self) -> bool:
-        """The learner is the posterior of the model."""
+        """True if the learner is the posterior of the model."""
         return self.risk is None
 
 
@@ -366,7 +366,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         )
 
     def _emerging(self, state: GampLoopState) -> Array:
-        """A row is next to zero and grows: a run whose other rows stand still goes on."""
+        """True if a row next to zero grows: the run goes on, even if its other rows stand still."""
         size = lambda W: jnp.sum(W**2, axis=tuple(range(1, W.ndim))) / W[0].size
         new = size(state.state.weights)
         old = size(state.state.weights - state.damping.change)
@@ -381,8 +381,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
     # The step
 
     def _step(self, state: GampState, damping: Array) -> tuple[GampState, tuple[Array, Array]]:
-        """The next state, the fraction of posteriors that missed their tolerance, and the misfit of
-        the labels."""
+        """Return the next state, the fraction of posteriors that missed their tolerance, and the
+        misfit of the labels."""
         everywhere = jax.tree.map(lambda _: EVERYWHERE, state)
         spread = eqx.tree_at(lambda s: (s.onsager, s.g, s.omega), everywhere, (SPREAD,) * 3)
         out = (spread, (EVERYWHERE, EVERYWHERE))
@@ -391,7 +391,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
     def _on_devices(
         self, function: Callable[..., Any], state: GampState, out: object, *others: Array
     ) -> Any:
-        """function(self, state, draws, *others), each device with its own samples."""
+        """Call function(self, state, draws, *others) on each device with its own samples."""
         arguments = (self, state, self._draws(state), *others)
         return on_devices(function, self.observations.mesh, arguments, _of_samples, out)
 
@@ -472,7 +472,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         of_signal = log_prior - 2.0 * w * jnp.sum(b * W) / n + w * jnp.sum(A * second)
         onsager = jnp.einsum("npm,pq,nqm->n", g, seen.V, g_too)
         of_labels = operator.alpha * operator.mean(post.log_partition + w * onsager)
-        # without the calibration of b, which is of its fluctuations
+        # stability of the iteration without the calibration of b
         replicon = jnp.einsum("abcd,cdef->abef", squared, operator.squared(dg, dg_too))
         stability, direction = perron(replicon)
         # V V^T of eigenvectors is one up to rounding
@@ -526,8 +526,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
     def _variance(
         self, operator: AbstractOperator, omega: Array, C: Array, numbers: Draws | None
     ) -> tuple[Array, Array]:
-        """V of the fields, C or wider where the labels are missed by more than C allows, and the
-        misfit of the labels."""
+        """Return V of the fields (C, or a wider V if C does not explain the errors of the labels)
+        and the misfit of the labels."""
         if numbers is None:
             return C, jnp.ones((), C.dtype)
         labels, channel = self.observations.data.labels, self.observations.model.channel
@@ -544,7 +544,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
 
 def _of_samples(arguments: tuple[Any, ...]) -> list[Array]:
-    """The arrays with a leading axis of samples, of a solver, its state and random numbers."""
+    """List the arrays with a leading axis of samples in a solver, its state and draws."""
     solver, state, numbers, *_ = arguments
     fields = [x for s in (solver.start, state) for x in (s.onsager, s.g, s.omega)]
     drawn = [] if numbers is None else [*numbers]

@@ -118,7 +118,7 @@ class LabelAverages(eqx.Module):
         return nothing if inputs is None else inputs.encoding
 
     def _labelled(self, x: OrderParameters) -> _Labelled:
-        """The points, with labels that are drawn, or with each of finitely many labels."""
+        """Return the points with drawn labels, or with each of finitely many labels."""
         channel = self.model.channel
         P, P_star = x.teacher_overlap.shape
         M = self.model.tokens
@@ -156,8 +156,8 @@ class LabelAverages(eqx.Module):
     def _each_label(
         self, x: OrderParameters, omega: Array, z: Array, rho: Array, weight: Array
     ) -> _Labelled:
-        """Each point with each of finitely many labels, weighted by its probability given the mean
-        `z` and the covariance V* of the teacher's fields."""
+        """Combine each point with each of finitely many labels, weighted by its probability given
+        the mean `z` and the covariance V* of the teacher's fields."""
         channel = self.model.channel
         outcomes = channel.outcomes
         assert outcomes is not None
@@ -173,8 +173,8 @@ class LabelAverages(eqx.Module):
         return _Labelled(omega, z, labels, known.g, reply, weight)
 
     def _drawn(self, x: OrderParameters) -> tuple[Array, Array, Array]:
-        """Fields ω and z*, and weights (R, n/R) of sum one: z* stays where it is drawn, and weights
-        have the derivative of its law, so that jumps of a link count."""
+        """Draw fields ω and z*, and weights (R, n/R) of sum one. z* does not move with overlaps:
+        the weights have the derivative of its law, so that jumps of a link count."""
         P, P_star = x.teacher_overlap.shape
         M, points = self.model.tokens, power_of_two(self.points_per_net)
         key = jax.random.fold_in(self.key, 1)

@@ -68,8 +68,8 @@ _EASY_RIDGE, _RIDGES = 0.1, 8
 
 
 class Bars(NamedTuple):
-    """Errors of numbers: their `spread` between the rules of an average, and what the `distance` of
-    x from its fixed point makes of them."""
+    """Errors of numbers: their `spread` between the rules of an average, and their `distance` from
+    those of the fixed point."""
 
     spread: Numbers
     distance: Numbers
@@ -99,7 +99,7 @@ class AbstractLearnerMap(AbstractOrderMap):
 
     @abc.abstractmethod
     def admissible(self, x: PyTree) -> Array:
-        """The map is defined."""
+        """True where the map is defined."""
 
     @abc.abstractmethod
     def observed(self, x: PyTree) -> Numbers:
@@ -118,7 +118,8 @@ class AbstractLearnerMap(AbstractOrderMap):
         Args:
             numbers: Those at x.
             residual: F(x) - x.
-            rules: What F, and numbers at fixed x, by each rule (R, ..) differ by from these.
+            rules: Differences of F, and of the numbers at fixed x, between each rule (R, ..) and
+                the mean over rules.
             push: Derivative of F and of the numbers along a change of x.
             J: (n, n).
         """
@@ -127,7 +128,7 @@ class AbstractLearnerMap(AbstractOrderMap):
         pair = lambda numbers: (numbers["teacher_overlap"], numbers["overlap"])
 
         def carried(move: PyTree, change: Numbers) -> Numbers:
-            """Changes of all numbers where F and the numbers at fixed x change by these."""
+            """Propagate changes of F and of the numbers at fixed x to all numbers."""
             through = push(fixed_point.resolvent(J, move))[1] | still
             moved = jax.tree.map(jnp.add, nothing | change, through)
             return moved | {"cosine": jax.jvp(self._cosines, pair(numbers), pair(moved))[1]}
@@ -137,7 +138,7 @@ class AbstractLearnerMap(AbstractOrderMap):
         return Bars(jax.tree.map(standard_error, jax.vmap(carried)(*rules)), distance)
 
     def _cosines(self, M: Array, Q: Array) -> Array:
-        """As `LearnerSolution.cosines`; NaN for a student of other indices than the teacher."""
+        """Compute `LearnerSolution.cosines`; NaN if student and teacher differ in indices."""
         if M.shape != Q.shape:
             return missing_array((len(Q),), Q.dtype)
         return self.model.metric.cosines(M, Q, self.model.prior.second_moment(len(Q)))
@@ -162,7 +163,7 @@ class AbstractLearnerMap(AbstractOrderMap):
     def _without_jumps(
         self, run: Run[AndersonState], settings: Settings
     ) -> tuple[Self, Run[AndersonState]]:
-        """A run with V̂ by parts, again with V̂ as a divergence where the fixed point shows no
+        """Repeat a run with V̂ by parts, with V̂ as a divergence, if the fixed point shows no
         jumps."""
         regularity = self.averages().learner.regularity
         # the divergence of a response with kinks is noisy
@@ -253,8 +254,8 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     # The map
 
     def _next(self, answers: LearnerAverages) -> tuple[OrderParameters, OrderParameters]:
-        """The next order parameters, and to first order what those of each rule by itself (R, ...)
-        differ by."""
+        """Return the next order parameters and, to first order, the difference of those of each
+        rule (R, ...)."""
         average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
         follow = lambda c: self.learner.weight_averages(c, self.teacher_law).overlaps
         value, push = jax.linearize(follow, average)
@@ -330,8 +331,8 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
     def _through_ridges(
         self, start: OrderParameters, run: Run[AndersonState], settings: Settings
     ) -> Run[AndersonState]:
-        """A run that did not end, again from the ends at larger ridges (outside jit): as λ vanishes
-        norms grow, V up to 1/λ, too far from any start."""
+        """Repeat a run that did not end, from the ends at larger ridges (outside jit): as λ
+        vanishes, V grows up to 1/λ, too far from any start."""
         ridge = self.learner.ridge
         if not (settings.newton and concrete((run.result, ridge))):
             return run

@@ -63,7 +63,7 @@ def learner_task(model: AbstractModel, learner: Any) -> Task:
 
 
 class _IndexRisk(eqx.Module):
-    """R of a loss of fields; unknown for a posterior, which has none."""
+    """Risk R of a loss of fields; a posterior has none."""
 
     learner: AbstractIndexLearner
 
@@ -89,8 +89,8 @@ class _IndexRisk(eqx.Module):
 
 
 class _MatrixResponder(AbstractModelResponder):
-    """Responses of a model, with label noise of variance one those of the square loss, and the
-    shrinkage of the penalty."""
+    """Responses of the square loss, which are those of a model with label noise of variance one,
+    and the shrinkage of the penalty."""
 
     student: MatrixModel
     learner: MatrixErm
@@ -107,14 +107,14 @@ class _MatrixResponder(AbstractModelResponder):
         return unit * shrunk[None], slope / precision * jnp.ones((1, 1))
 
     def bethe_terms(self, b: Array, A: Array) -> tuple[Array, Array]:
-        """NaN, and C ⊗ C by what one field of noise becomes, to first order."""
+        """Return NaN, and C ⊗ C estimated by the response to one field of noise."""
         noise = self.student.prior.noise(jax.random.key(0), b.shape)
         _, change = jax.jvp(lambda b: self.posterior(b, A)[0], (b,), (noise,))
         return missing_array((), b.dtype), jnp.mean(change**2).reshape(1, 1, 1, 1)
 
 
 class _LossResponder(_MatrixResponder):
-    """Responses of any loss, by the learner of the coordinates of the fields."""
+    """Responses of any loss, by a learner of the coordinates of the fields."""
 
     fields: Erm
 
@@ -136,7 +136,7 @@ class _LossResponder(_MatrixResponder):
 
 
 class _MatrixRisk(eqx.Module):
-    """R of a matrix; the model of its solution is the teacher's, with the noise of that."""
+    """Risk R of a matrix; the solution has the model and the noise of the teacher."""
 
     teacher: MatrixModel
     responder: _MatrixResponder

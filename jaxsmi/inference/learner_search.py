@@ -148,7 +148,7 @@ def _learner_solution(
 
 
 def _order(solution: LearnerSolution) -> tuple[Array, ...]:
-    """Q, M, V and B, as arguments of `Start` that no derivative comes from."""
+    """Return Q, M, V and B without derivatives, as arguments of `Start`."""
     names = ("overlap", "teacher_overlap", "covariance", "direction_overlap")
     return tuple(lax.stop_gradient(getattr(solution, name)) for name in names)
 
@@ -179,14 +179,14 @@ def _starts(
 
 
 def _is_sought(solution: LearnerSolution, start: str | LearnerSolution) -> bool:
-    """A run ended at a fixed point, and of the kind that its start names."""
+    """True if a run ended at a fixed point of the kind that its start names."""
     reached = int(solution.result) in _REACHED
     learned = jnp.max(jnp.abs(jnp.asarray(solution.direction_overlap)), initial=0.0) > _NOTHING
     return reached and (start != "directions" or bool(learned))
 
 
 def _same(one: LearnerSolution, other: LearnerSolution) -> bool:
-    """Two fixed points agree, up to signs of the rows of M and B."""
+    """True if two fixed points agree up to signs of the rows of M and B."""
     size = float(jnp.sqrt(jnp.max(jnp.abs(one.overlap))))
     scales = (size**2, size, float(jnp.max(jnp.abs(one.covariance))), size)
     pairs = zip(_order(one), _order(other), scales, strict=True)
@@ -209,8 +209,8 @@ class LearnerSearch(SearchEnd):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Constants:
-    """A tree of known numbers in compiled code: equal to another of equal numbers. The convexity of
-    a loss is examined on labels of a model that is not traced."""
+    """A tree of numbers that stay concrete in compiled code, compared by value: the convexity of a
+    loss can be examined only on labels of a model that is not traced."""
 
     tree: PyTree
 

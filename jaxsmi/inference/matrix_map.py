@@ -93,7 +93,7 @@ _matrix = lambda value: value * jnp.ones((1, 1))
 
 
 def _information(model: MatrixModel, V: Array) -> Array:
-    """f of the channel where the error of the estimate is V, and its overlap the rest."""
+    """Return f of the channel for an estimate of error V, whose overlap is the rest."""
     return model.closed_form_readout.information(model.prior.norm - V, V)
 
 
@@ -149,7 +149,7 @@ class PrecisionMap(AbstractOrderMap):
 
 @eqx.filter_jit
 def _solved(order_map: PrecisionMap, steps: int) -> Run[_Root]:
-    """The root between q̂ = α f(q(0)), below which no root lies as f grows, and the largest q̂."""
+    """Find q̂ between α f(q(0)), below which no root lies as f grows, and the largest q̂."""
     model = order_map.model
     valid = jnp.isfinite(order_map.alpha) & (order_map.alpha > 0.0)
     alpha = jnp.where(valid, order_map.alpha, 1.0)
@@ -186,7 +186,7 @@ class FieldOfMatrix(NamedTuple):
 
 
 class _Labels(NamedTuple):
-    """Averages over labels by each rule (R,): the `field` of the matrix, and losses; T."""
+    """Averages over labels by each rule (R,): the `field` of the matrix, losses, and T."""
 
     field: FieldOfMatrix
     train: Array
@@ -312,7 +312,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         return _Labels(field, answers.train_loss, answers.test_loss, squared), answers
 
     def _linear_answers(self, x: Array) -> _Labels:
-        """Closed forms, in two equal copies: their spread is zero."""
+        """Return the closed forms as two equal rules, whose spread is zero."""
         e, V = jnp.exp(x[:2])
         answer = lambda V: _information(with_unit_noise(self.model), V)
         precision = self.alpha * answer(V)
@@ -465,6 +465,6 @@ def _mean(labels: _Labels) -> _Labels:
 
 
 def _coordinates(e: Array, V: Array, difference: Array) -> Array:
-    """x of e and V, no smaller than `_MIN_PARAMETER`, and of the difference Q - M."""
+    """Return x from e and V (clipped below at `_MIN_PARAMETER`) and the difference Q - M."""
     e, V = (jnp.maximum(a, _MIN_PARAMETER) for a in (e, V))
     return jnp.stack([jnp.log(e), jnp.log(V), difference / jnp.sqrt(e)])

@@ -228,8 +228,8 @@ def gamp(
 
 
 def _blame_inputs(end: Solution) -> Solution:
-    """The solution with the code INPUTS, unless it is the minimum of a risk, of which inputs are
-    no assumption."""
+    """Set the code INPUTS, unless the solution is the minimum of a risk, which assumes nothing of
+    the inputs."""
     code = end.result
     fine = code == Result.INVALID
     if isinstance(end, LearnerSolution) and end.gradient_norm is not None:
@@ -348,7 +348,7 @@ def _run_and_repeat(
 def _run(
     solver: GampIteration, every: int, label: str | None, key: PRNGKeyArray
 ) -> tuple[GampIteration, Run[GampLoopState], Bethe]:
-    """One run to its end, and its solver, which starts anew where it goes on."""
+    """Run to the end; return it with its solver, which is a new one after a restart."""
     steps = solver.max_steps
     run = init_run(solver, steps // every)
     # a run that regressed returns the original start, not the state it was kicked from
@@ -370,8 +370,8 @@ _bethe = eqx.filter_jit(GampIteration.bethe)
 
 @eqx.filter_jit
 def _unlearned(observations: Observations, key: PRNGKeyArray) -> Array:
-    """Bethe free entropy of an estimate that knows nothing, Ŵ = 0 and C = S, the fixed point of
-    labels that are even in the fields."""
+    """Bethe free entropy at Ŵ = 0 and C = S, the uninformed fixed point of labels that are even in
+    the fields."""
     return observations.alpha * jnp.mean(observations.prior_response(key).log_partition)
 
 
@@ -379,7 +379,7 @@ def _unlearned(observations: Observations, key: PRNGKeyArray) -> Array:
 def _along_unstable(
     solver: GampIteration, run: Run[GampLoopState], bethe: Bethe, key: PRNGKeyArray
 ) -> GampIteration:
-    """The solver that goes on from an unstable point, with noise added along the unstable
+    """Return the solver that restarts from an unstable point, with noise added along the unstable
     direction."""
     state, prior = run.state.state, solver.observations.model.prior
     draw = lambda size: prior.start(key, state.weights.shape, jnp.asarray(size))[0]
@@ -463,7 +463,7 @@ def _finish(
 
 
 def _overconfident(solver: GampIteration, end: Run[GampLoopState]) -> Array:
-    """A run ended quietly with labels that are missed by more than V explains; V falling to zero is
+    """True if a run ended quietly although V does not explain the errors of its labels. V = 0 is a
     recovery only if the estimate reproduces the labels."""
     quiet = (end.result == Result.SUCCESS) | (end.result == Result.RECOVERED)
     missed = quiet & (end.state.misfit > _MISFIT) if solver.compares_labels else jnp.asarray(False)
@@ -474,7 +474,7 @@ def _overconfident(solver: GampIteration, end: Run[GampLoopState]) -> Array:
     distance = jnp.mean((outputs - labels) ** 2)
     spread = jnp.mean((labels - jnp.mean(labels, 0)) ** 2)
     unexplained = (end.result == Result.RECOVERED) & ~(distance < _UNEXPLAINED * spread)
-    # without noise labels are missed by the root of what is open where they jump, else by less
+    # noiseless labels that jump err by about √(tr V/tr S), smooth ones by less
     unknown = jnp.sqrt(jnp.trace(state.covariance) / jnp.trace(observations.second_moment))
     noiseless = observations.model.channel.noiseless
     contradicted = noiseless & quiet & (distance > _MISFIT * unknown * spread)

@@ -183,7 +183,7 @@ def finish(order_map: AbstractOrderMap, run: Run[Any]) -> Solution:
 
 
 def _cosine_error(numbers: Numbers, stderr: Array) -> Array:
-    """The error of √(Q/S) of each index, finite at Q = 0; NaN where that of Q is."""
+    """Return the error of √(Q/S) of each index: finite at Q = 0, NaN where that of Q is."""
     Q, V, bar = (jnp.diagonal(x) for x in (numbers["overlap"], numbers["covariance"], stderr))
     known = jnp.isfinite(Q) & jnp.isfinite(V) & jnp.isfinite(bar) & (Q + V > 0.0)
     # roots of NaN stop with jax_debug_nans
@@ -192,7 +192,7 @@ def _cosine_error(numbers: Numbers, stderr: Array) -> Array:
 
 
 def _at_recovery(numbers: Numbers, recovered: Array) -> Numbers:
-    """Numbers, or their derivatives, at V = 0 where the signal is recovered."""
+    """Move numbers, or their derivatives, to V = 0 where the signal is recovered."""
     # the iteration ends before V is zero, but Q + V is the second moment all the way
     limits = {"overlap": numbers["overlap"] + numbers["covariance"], "covariance": 0.0}
     limits["error"] = 0.0
@@ -366,7 +366,7 @@ class OverlapMap(AbstractOrderMap):
     def solve(
         self, start: Array, settings: Settings
     ) -> tuple[OverlapMap, Run[fixed_point.FixedPointState]]:
-        """By `fixed_point.FixedPointSolver`."""
+        """Iterate with `fixed_point.FixedPointSolver`."""
         # derivatives come from the fixed point, not from the way to it
         still, start = frozen(self), lax.stop_gradient(start)
         steps = {"max_steps": settings.max_steps, "newton": settings.newton}
@@ -405,7 +405,7 @@ class OverlapMap(AbstractOrderMap):
         spread = jnp.hypot(spread, INTEGRAL_ERROR * self.second_moment)
         inside = fixed_point.resolvent(evaluation.jacobian, evaluation.integral_error)
         spread = jnp.hypot(spread, inside)
-        # beside the statistical error the one that the tolerance leaves
+        # add the error that the tolerance leaves to the statistical one
         known, distance = code != Result.MAX_STEPS, jnp.hypot(spread, last.remaining)
         J = evaluation.jacobian.reshape(last.V.size, last.V.size)
         fields = {"spectral_radius": last.spectral_radius}

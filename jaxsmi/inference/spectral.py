@@ -182,14 +182,14 @@ def spectral_start(observations: Observations, key: PRNGKeyArray, s: Array) -> S
     eigenpairs = eigenvectors(Product(observations, T, shift), wanted, theory.learned, vector_key)
     W = combined(eigenpairs.vectors, theory, jax.random.fold_in(vector_key, 1))
     state = _state(observations, W, T, theory)
-    # each label as a net of its own: their spread is the error of the mean
+    # each label counts as a net: their spread is the error of the mean
     floor = noise_of_shared_nodes(post, S)
     has_linear_signal = ~tells_nothing(moments.signal[:, None], floor)
     return SpectralStart(state, theory, eigenpairs, has_linear_signal)
 
 
 def _state(observations: Observations, W: Array, T: Array, theory: Outlier) -> GampState:
-    """The state of message passing with the spectral estimate; of what is not learned, zero."""
+    """Return the state of message passing with the spectral estimate, zero where unlearned."""
     S = observations.second_moment
     inverse = inverse_root(S)
     Q = theory.overlap
@@ -212,7 +212,7 @@ def _state(observations: Observations, W: Array, T: Array, theory: Outlier) -> G
 def _solution(
     observations: Observations, start: SpectralStart, key: PRNGKeyArray, valid: Array
 ) -> Solution:
-    """The estimate as a user takes it."""
+    """Return the estimate as a `Solution`."""
     model, data = observations.model, observations.data
     state, eigenpairs, theory = start.state, start.eigenpairs, start.outlier
     masked = lambda x: jnp.where(valid, x, missing())
@@ -341,8 +341,8 @@ def _lanczos(
 
 
 def _ritz(product: Product, start: Array, blocks: int) -> tuple[Array, Array]:
-    """The top eigenvalues (k,) and vectors (n, k) of a symmetric matrix on the space that it makes
-    of orthonormal `start` (n, k) in so many products, less one."""
+    """Top eigenvalues (k,) and vectors (n, k) of a symmetric matrix on its Krylov space of
+    `blocks` blocks, the first of which is the orthonormal `start` (n, k)."""
     n, k = start.shape
     size = blocks * k
     basis = jnp.zeros((n, size + k), start.dtype).at[:, :k].set(start)
@@ -409,7 +409,7 @@ def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGK
         def search(n: int | Array, best: Array) -> Array:
             normal = jax.random.normal(jax.random.fold_in(key, n), (_COMBINATIONS, k))
             tried = jnp.where(taken, best + 0.5**n * normal, 0.0)
-            # with the best so far among them no round makes it worse
+            # the best one so far stays among them, so that no round makes it worse
             tried = jnp.concatenate([best[None], tried / jnp.linalg.norm(tried, axis=1)[:, None]])
             return tried[jnp.argmin(distance(tried))]
 

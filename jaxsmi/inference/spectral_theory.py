@@ -223,7 +223,7 @@ def tells_nothing(signal: Array, floor: Array | float = 0.0) -> Array:
 def _overlap(
     model: AbstractModel, alpha: Array, key: PRNGKeyArray, samples: int, nets: int
 ) -> tuple[Estimate, Array]:
-    """The largest Q, from above, in the units of S; and `tells_nothing` of the labels drawn."""
+    """Return the largest Q, by iteration from above, and `tells_nothing` of the labels drawn."""
     S = model.prior.second_moment(model.indices)
     post = draw_posteriors(model.channel, None, S, key=key, points=samples, nets=nets)
     moments = label_moments(post, S)
@@ -335,8 +335,8 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
 
 
 class _Newton(NamedTuple):
-    """The state of the search for a resolvent: V, what the map itself makes of the last V that was
-    admitted, the last change and the steps taken."""
+    """State of the search for a resolvent: V, the image of the last admitted V under the map, the
+    last change and the number of steps."""
 
     V: Array
     mapped: Array
@@ -366,8 +366,8 @@ class _Bulk(eqx.Module):
         return self.alpha * conjugation(H, inner)
 
     def resolvent(self, m: Array, V: Array) -> tuple[Array, Array, Array]:
-        """V at m, by Newton steps from one at a larger m (the map itself, which grows, where such a
-        step leads too far); H there; and whether m is outside the bulk."""
+        """Return V at m, H there, and whether m is outside the bulk. Newton steps start from V at a
+        larger m; a step that leads too far is replaced by one of the map, which grows."""
         one = jnp.eye(len(V), dtype=V.dtype)
 
         def step(now: _Newton) -> _Newton:
@@ -405,8 +405,8 @@ class _Bulk(eqx.Module):
         return jnp.linalg.eigh(symmetric(K.reshape(V.size, V.size)))
 
     def search(self, rank: Array, low: Array, high: Array) -> tuple[Array, Array]:
-        """The smallest m, and its V, that is outside the bulk and, unless that is negative, above
-        the outlier of that rank; NaN where none below `high` is."""
+        """Find the smallest m, and its V, outside the bulk and, for a rank >= 0, above the outlier
+        of that rank; NaN if there is none below `high`."""
         P = self.G.shape[1]
 
         def halve(_: int | Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -425,8 +425,8 @@ class _Bulk(eqx.Module):
         return jnp.where(m < high, m, jnp.nan), V
 
     def signal(self, rank: Array, V: Array, optimal: Array) -> tuple[Array, Array]:
-        """M (not scaled) of the eigenvalue of this rank, at its V, and how many eigenvalues come
-        together there."""
+        """Return M (not scaled) of the eigenvalue of this rank at its V, and the number of
+        eigenvalues that coincide there."""
         P = len(V)
         H, _ = self.response(V)
         values, modes = self.top(V, H, self.G)
@@ -439,7 +439,7 @@ class _Bulk(eqx.Module):
 
 
 def _definite(V: Array) -> Array:
-    """V is positive definite; an eigensolver may not end on what is not a number."""
+    """True if V is positive definite; eigensolvers may not end on NaN, which is replaced."""
     finite = jnp.all(jnp.abs(V) < _MAX_ENTRY)
     return finite & (jnp.linalg.eigvalsh(jnp.where(finite, V, 0.0))[0] > 0.0)
 

@@ -296,7 +296,7 @@ class Erm(AbstractIndexLearner):
 
     @property
     def _kinked(self) -> bool:
-        """The penalty is more than a ridge."""
+        """True if the penalty is more than a ridge."""
         return not (self.l1 is None and self.bounds is None)
 
     def posterior(self, b: Array, A: Array) -> tuple[Array, Array]:
@@ -315,7 +315,7 @@ class Erm(AbstractIndexLearner):
         return missing_array((), C.dtype), squares(C)
 
     def _check_columns(self, dimension: int) -> None:
-        """Raise a ValueError for a ridge of each of another number of columns."""
+        """Raise a ValueError for ridges of another number of columns."""
         fits = self.ridge.ndim == 0 or self.ridge.size == dimension
         check(fits, "ridge", self.ridge, f"a number, or an array ({dimension},)")
 
@@ -430,7 +430,7 @@ def _labels_of(channel: AbstractLabels, fields: Array, noise: Array) -> Array:
 
 
 class _LossProperties(NamedTuple):
-    """What a loss is at random fields."""
+    """Properties of a loss at random fields."""
 
     finite: Array
     changes: Array

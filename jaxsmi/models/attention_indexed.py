@@ -211,7 +211,7 @@ class AttentionIndexed(MatrixModel, AbstractFlowTeacher):
             label=_Coordinates(coordinates(self.readout)).label,
             loss=StudentLoss(_Coordinates(coordinates(learner.readout)).link, loss or squared_loss),
             agreement=learner.metric.cosines,
-            # that of one matrix fluctuates by 1/d
+            # the expected one: that of one matrix fluctuates by 1/d
             draw_gram=eqx.Partial(known_gram, gram),
             encoding=jnp.zeros((self.tokens * (self.tokens + 1) // 2, 0), gram.dtype),
             gram=gram,

@@ -486,7 +486,7 @@ class MultiIndex(IndexModel):
 def _link_or_mean(
     link: Callable[[Array], Array] | None, labels: Likelihood, P: int, M: int, name: str | None
 ) -> tuple[Callable[[Array], Array], str]:
-    """The link as a Module, of few labels their mean unless it is given, and its name."""
+    """Return the link as a Module (by default the mean of finitely many labels) and its name."""
     argument = "link"
     if link is None and labels.outcomes is not None:
         link, argument = labels.mean, "log_likelihood"

@@ -100,7 +100,7 @@ def _model(
 
 
 def _unless_zero(given: ArrayLike, number: Array) -> Array | None:
-    """None for what is known to be zero: the program has no noise then."""
+    """Return None for a known zero: the program has no noise then."""
     return None if is_zero(given) else number
 
 

@@ -340,7 +340,7 @@ def generalization_error(
 
 
 def _learner_overlaps(model: AbstractModel, solution: LearnerSolution) -> TeacherOverlaps:
-    """The teacher of a learner in theory."""
+    """Return the overlaps of a learner and its teacher in theory."""
     allowed = "the data of this run: its overlap does not determine its error"
     check(solution.weights is None, "data", None, allowed)
     allowed = "the theory of a learner of rows (of a matrix: solution.error, solution.test_loss)"
@@ -370,7 +370,7 @@ def softmax_error(q: Array, V: Array, beta: Array, bayes: bool) -> Estimate:
     the nodes, which is seen at the steep steps of a large β."""
     fine, coarse = (_two_tokens(q, V, beta, bayes, nodes) for nodes in (_NODES, _NODES // 2))
     error = jnp.abs(fine - coarse)
-    # less is the rounding of the two sums
+    # smaller differences are rounding of the two sums
     return Estimate(fine, jnp.where(error > 1e-8, error, 0.0))
 
 

@@ -41,7 +41,7 @@ _MAX_ENUMERATED = 6  # rows up to which all orders are tried: 720 orders are one
 # random fields: a link that changes on 10 % of them is missed with a probability of 0.08
 _PROBES = 24
 _MAX_ROWS = 8  # rows up to which symmetries under orders are searched (cost)
-# relative difference of labels that counts as rounding, of links with some hundred operations
+# relative difference of labels that counts as rounding: links have some hundred operations
 _ROUNDING = {jnp.dtype("float64"): 1e-9, jnp.dtype("float32"): 1e-4}
 
 

@@ -349,13 +349,13 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         )
 
     def _share(self, use_part: Array) -> tuple[Array, ...]:
-        """The share of the points of an evaluation, if it has one."""
+        """Return (share,) of the points that an evaluation takes; () where it takes all."""
         return () if self.rough is None else (jnp.where(use_part, self.rough, 1.0),)
 
     def _part_is_enough(
         self, state: FixedPointState, evaluation: Evaluation, difference: Array
     ) -> Array:
-        """V moves by more than the statistical error of a part of the points."""
+        """True while V moves by more than the statistical error of a part of the points."""
         if self.rough is None:
             return jnp.zeros((), bool)
         # the error by a part, whatever points this evaluation took
@@ -367,14 +367,14 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         return jnp.any(moves) & (state.use_part | (~state.points_changed & grows))
 
     def _next_doublings(self, doublings: Array, lower: Array, too_far: Array) -> Array:
-        """One more after a step that lowered the residual, two fewer after one that raised it and
-        went too far; else as at the start."""
+        """Return one more after a step that lowered the residual, two fewer after one that raised
+        it and went too far; else the number of the start."""
         more = jnp.where(lower, jnp.minimum(doublings + 1, _MOST_DOUBLINGS), _DOUBLINGS)
         fewer = jnp.where(lower, doublings, jnp.maximum(doublings - 2, 0))
         return jnp.where(too_far, fewer, more)
 
     def _sound(self, V: Array, candidate: Array) -> Array:
-        """A Newton step is a covariance of about the size of V, inside 0 ⪯ V ⪯ S, and short."""
+        """True if a Newton step is short, and its end a covariance near V with 0 ⪯ V ⪯ S."""
         # eigenvalues relative to V: entries alone would let small directions change sign
         similar = 1.0 + relative_eigenvalues(candidate - V, V)[0] > _MIN_EIGENVALUE_RATIO
         # twice: a cut Newton step holds a part of the plain one as well

@@ -144,7 +144,7 @@ def solve_definite(A: Array, b: Array) -> tuple[Array, Array]:
 
 def spectral_radius(J: Array) -> Array:
     """Spectral radius of any square matrix, by the growth of its powers: ‖J^n‖^{1/n}, n = 2^30."""
-    # no eigenvalues: those of a general matrix are not there on every accelerator. ‖J^n‖^{1/n}
+    # not every accelerator has eigenvalues of a general matrix. ‖J^n‖^{1/n}
     # exceeds the radius by at most c^{1/n}, c the condition of the eigenvectors: to rounding
     squarings = 30
     tiny = jnp.finfo(J.dtype).tiny

@@ -62,7 +62,7 @@ class Minimum(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Of descents: x (lanes, k), F, ∇F, ∇²F, μ and the number of steps."""
+    """State of the descents: x (lanes, k), F, ∇F, ∇²F, μ and the number of steps."""
 
     x: Array
     value: Array
@@ -121,14 +121,14 @@ def lowest_minima(function: Function, samples: PyTree, starts: Array) -> Minimum
 
 
 def _descend(function: Function, samples: PyTree, starts: Array, each: int) -> _State:
-    """The ends of the descents from starts (lanes, k), `each` of them of a sample."""
+    """Descend from starts (lanes, k), `each` of them for every sample."""
     lanes = len(starts)
     owner = jnp.arange(lanes) // each
     step = jax.vmap(lambda sample, state: _step(function, sample, state))
     take = lambda tree, rows: jax.tree.map(lambda a: a[rows], tree)
 
     def run(rows: Array, state: _State, steps: int) -> _State:
-        """So many steps of some lanes; those that have ended stay."""
+        """Take up to `steps` steps of some lanes; lanes that have ended stay."""
         own = take(samples, owner[rows])
 
         def move(carry: tuple[Array, _State]) -> tuple[Array, _State]:
@@ -250,7 +250,7 @@ class SearchEnd(eqx.Module):
     message: str = eqx.field(static=True)
 
     def _text(self, name: str) -> str:
-        """The title of a representation, above that of what was found."""
+        """Return the title of a representation; the solution that was found follows it."""
         leaves = ", ".join(number(leaf) for leaf in jax.tree.leaves(self.parameters))
         code = Result(int(self.result)).name
         return f"Search for a {name}: {code} after {self.steps} steps at parameters {leaves}"
@@ -295,7 +295,7 @@ def minimise(
     history: dict[str, list[PyTree]] = {"parameters": [], name: [], "gradient": []}
     code, said = Result.MAX_STEPS, _MOST
     for count in range(bar.total):
-        # from the extras of the best point: those of a failed one may be of another branch
+        # start from the extras of the best point: a failed one may lie on another branch
         moved = as_tree(jnp.asarray(x + step, vector.dtype))
         point = evaluate(moved, best.extra) if count else first
         entries = {"parameters": point.parameters, name: point.number, "gradient": point.gradient}
@@ -330,7 +330,7 @@ def minimise(
 
 
 def _fall(best: Trial[Any], point: Trial[Any], step: np.ndarray) -> float:
-    """By how much the objective fell along a step; NaN where it or its gradient is not finite."""
+    """Return the fall of the objective along a step; NaN if it or its gradient is not finite."""
     if not point.finite:
         return np.nan
     fall = float(best.value) - float(point.value)
@@ -339,7 +339,7 @@ def _fall(best: Trial[Any], point: Trial[Any], step: np.ndarray) -> float:
 
 
 def _curved(hessian: np.ndarray, step: np.ndarray, change: np.ndarray, first: bool) -> np.ndarray:
-    """The Hessian after a step that changed the gradient: BFGS, damped."""
+    """Update the Hessian by the change of the gradient along a step: damped BFGS."""
     if first and step @ change > 0.0:  # the scale of the other directions
         hessian = (change @ change) / (step @ change) * np.eye(step.size)
     known = hessian @ step

@@ -217,7 +217,7 @@ class _Level(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The next level, the level (N,) that each sample is due at, and the latest moments of all."""
+    """Next level, level (N,) at which each sample is due, and the latest moments of all samples."""
 
     level: Array
     due: Array

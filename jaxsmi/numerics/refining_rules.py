@@ -188,7 +188,7 @@ class TrapezoidRule(AbstractRule):
 
     @property
     def hidden(self) -> Array | None:
-        """In one variable: the two parities show every jump, but not two of them that cancel."""
+        """True where one variable has jumps: even and odd nodes miss two jumps that cancel."""
         return self.jumps if self.dimension == 1 else None
 
     def rows(self, level: Array) -> Array:

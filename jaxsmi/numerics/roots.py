@@ -79,7 +79,7 @@ def root(function: Callable[[Array], Array], low: Array, high: Array) -> tuple[A
         x, before, _, _, count = state
         return (jnp.abs(x - before) > _LAST * (1.0 + jnp.abs(x))) & (count < _MOST)
 
-    # from `high`, so that its sign is known; if it is negative the bracket is empty at once
+    # start at `high`, so that its sign is known; a negative one empties the bracket at once
     start = (high, low, low, high, jnp.zeros((), int))
     x, _, low, _, _ = lax.while_loop(running, step, start)
     return x, low >= high

@@ -525,7 +525,7 @@ class GaussianProfile(AbstractIidPrior):
         """Return the law of a random column: one component for each variance."""
         factor = self.base.column(indices).factor[0]
         D = self.variances.size
-        # for marginals only: message passing knows the variance of each column
+        # a mixture for marginals only: message passing knows the variance of each column
         weight = jnp.full(D, -jnp.log(float(D)), factor.dtype)
         mean = jnp.zeros((D, indices), factor.dtype)
         return Mixture(weight, mean, jnp.sqrt(self.variances)[:, None, None] * factor)

@@ -312,7 +312,7 @@ def _series(loss: SequenceLoss, encoding: np.ndarray, order: int) -> dict[tuple[
     series: dict[tuple[int, ...], float] = defaultdict(float)
     for j, shifts in ((j, total - j) for total in range(1, order + 1) for j in range(total + 1)):
         for alpha in multi_indices(L, shifts):
-            # without m the first sum is that of E‖F‖²
+            # terms without m (j = 0) include those of E‖F‖²
             value = float(squares[alpha]) / np.sqrt(factorials(alpha)) if j == 0 else 0.0
             for n in multi_indices(L, j):
                 both = tuple(np.add(n, alpha))

@@ -82,8 +82,8 @@ class _Basis(eqx.Module):
         return x @ self.vectors.T / self.points
 
     def extended(self, x: Array, floor: Array) -> tuple[_Basis, Array]:
-        """The basis with a vector for each x, and the coefficients of all x. What is new in x is
-        taken to be nothing, and its vector zero, where its size is at most `floor` (m,)."""
+        """Extend the basis by a vector for each x; return it and the coefficients of all x. A part
+        of x outside the basis of at most the size `floor` (m,) counts as zero."""
         c = self.coefficients(x)
         rest = x - c @ self.vectors
         # twice: what is new may be a millionth of a slope, which rounding of one pass would hide
@@ -226,7 +226,7 @@ class _Descent(eqx.Module):
         return _State(L, optimizer, basis, memory, *fields)
 
     def _selected(self, key: PRNGKeyArray, t: Array, n: int) -> Array:
-        """One for the samples in the batch of a step, else zero (n,)."""
+        """Mask (n,): one for samples in the batch of a step, else zero."""
         if self.share is None:
             return jnp.ones(n)
         parts = parts_of(self.share)
@@ -420,7 +420,7 @@ def _norms(params: Any) -> Array:
 
 
 def _keep_norms(updates: Any, state: Any, params: Any = None) -> tuple[Array, Array]:
-    """Rows keep the norms of the start, which are the state."""
+    """Keep the norms of the rows at those of the start, which are the state."""
     after = params + updates
     return after * state / _norms(after) - params, state
 

@@ -241,7 +241,7 @@ def next_crossing(
     """
     S = branch.second_moment
     lowest = float(branch.alpha)
-    # one without an α is that of a search that failed
+    # a failed search gives a threshold without α
     if guess is not None and bool(jnp.isfinite(lax.stop_gradient(guess.alpha))):
         V = S - branch.restrict(lax.stop_gradient(guess.overlap))
         alpha = jnp.clip(lax.stop_gradient(guess.alpha), lowest * 1.001, alpha_max)

@@ -31,18 +31,18 @@ from jaxsmi.models.base import AbstractModel, regular_along
 from jaxsmi.numerics import implicit, roots
 from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, standard_error
 
-# relative to S, at the ends of the curve: α is off by about Q/S at the first, √(V/S) at the other
+# Q/S and V/S at the ends of the curve: α is off by about Q/S at the first, √(V/S) at the other
 _SMALLEST_Q, _SMALLEST_V = 1e-6, 1e-7
-# V/S that stands for Q = S in L, from which that of signs is off by √V
+# V/S that stands for Q = S in L: for signs the error is of order √V
 _PERFECT_V = 1e-14
 SCAN = 96  # points of the curve: four in an e-fold of Q̂ under a Gaussian prior
-# more of them about an extremum, so many times on a shorter interval
+# points about an extremum, added so many times on ever shorter intervals
 _ZOOM, _ZOOMS = 8, 3
 _CHUNK = 4  # points in one call of compiled code
-# α falls if it does by more than this, relative, and by three standard errors of the fall
+# α counts as falling beyond this relative fall, and beyond three standard errors of it
 _FALL, _SIGNIFICANT = 1e-6, 3.0
-_NOISY = 0.1  # relative error of α at a small V from which on the curve is not known
-# Newton steps to the α of equal Φ, and the last one, relative
+_NOISY = 0.1  # relative error of α at a small V beyond which the curve counts as unknown
+# Newton steps to the α of equal Φ, and the relative size of the last one
 _ROUNDS, _LAST = 12, 1e-8
 _ROUNDING = 256.0  # rounding of α, in units of ε
 # α diverges for Q → 0 where the first point of the curve exceeds the second by this factor
@@ -243,7 +243,7 @@ class FixedPointCurve:
         for a in alpha:
             found = curve.solve(np.log(a), extrapolate=False)
             below, recovered = a < self.at.alpha[0], a > self.recovery
-            # on a curve that lies above, nothing is learned; on one that lies below, all there is
+            # no crossing: nothing is learned below the curve, everything above it
             crossings = found if len(found) else [low if below else high]
             beyond = recovered and not (below or len(found))
             first = low if below else self.perfect if beyond else crossings[0]

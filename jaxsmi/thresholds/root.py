@@ -89,7 +89,7 @@ def roots(model: AbstractModel, region: SearchRegion) -> Roots:
 
 
 class _NewtonState(NamedTuple):
-    """The latest point, c, the next step in log α, where that leads to, and the number of steps."""
+    """Latest point, c, the next step in log α and its end, and the number of steps."""
 
     point: BranchPoint
     gradient: Array
@@ -174,7 +174,7 @@ def _dual(V: Array, step: Array) -> Array:
 
 
 def _log_growth(branch: OverlapMap, root: Roots, jacobian: Array) -> Array:
-    """h of a branch next to a root, the fixed point moving with the branch to first order."""
+    """Compute h of a branch near a root; the fixed point moves with it to first order."""
     value = branch.evaluate(root.V).value
     V = root.V + fixed_point.resolvent(jacobian, value - lax.stop_gradient(value))
     return jnp.log(branch.alpha * branch_growth(branch, V, root.eigenmatrix)[1].rate)
@@ -182,7 +182,7 @@ def _log_growth(branch: OverlapMap, root: Roots, jacobian: Array) -> Array:
 
 @eqx.filter_jit
 def _linearized(model: AbstractModel, region: SearchRegion, roots: Roots) -> _Prepared:
-    """The part of the derivative that all directions share."""
+    """Prepare the part of the derivative that all directions share."""
 
     def one(at: tuple[PRNGKeyArray, Roots]) -> tuple[Array, Array]:
         key, root = at
@@ -199,7 +199,7 @@ def _linearized(model: AbstractModel, region: SearchRegion, roots: Roots) -> _Pr
 def _tangent(
     model: AbstractModel, region: SearchRegion, prepared: _Prepared, directions: list[Array]
 ) -> Roots:
-    """dα of each root along directions of the model's numbers; the rest is constant."""
+    """Compute dα of each root along directions of the model's numbers; the rest is constant."""
 
     def one(at: tuple[PRNGKeyArray, Roots, Array, Array]) -> Array:
         key, root, jacobian, slope = at

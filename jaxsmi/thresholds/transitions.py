@@ -53,7 +53,7 @@ _MIN_DISTANCE, _MIN_DISTANCE_ABSOLUTE = 0.02, 1e-4
 _UNINFORMED_TOLERANCE, _INFORMED_TOLERANCE = 1e-5, 1e-2
 # standard errors of the end of a branch between it and the last point of the branch
 _BESIDE = 3.0
-# V/S that stands for Q = S in the free entropy, from which that of signs is off by √V
+# V/S that stands for Q = S in the free entropy: for signs the error is of order √V
 _PERFECT_V = 1e-10
 
 # relative distance from an exact threshold of the point of a branch beside it
@@ -253,7 +253,7 @@ class FirstOrder(Described):
 
     @property
     def _other_jumps(self) -> list[str]:
-        """Sentences on the jumps of a branch to a third one."""
+        """List sentences on the jumps of a branch to a third one."""
         ends = [float(x.alpha) for x in self.thresholds.values() if x is not None]
         said = []
         for name in ("uninformed", "informed"):
@@ -395,7 +395,7 @@ def first_order(
     size = power_of_two(max(points_per_net // NETS, 2))
     prior = model.prior
     S = prior.second_moment(model.indices)
-    # on the grid one key, with the points of all nets
+    # the grid takes one key, with the points of all nets
     hysteresis = _Hysteresis(frozen(model), frozen(S), size * nets, max_steps or 3000)
     with Bar(len(grid), "first-order transition: branches", progress) as bar:
         both = _on_grid(hysteresis, grid, key, bar)
@@ -439,7 +439,7 @@ def _of_one_index(
         check(finite, "model", model.prior, _PRIORS.format(curve.recovery))
         ends = curve.thresholds(model)
         folds = [float(frozen(end.alpha)) for end in ends or ()] + curve.other_folds()
-    # on both sides of the ends of the branches
+    # points on both sides of the ends of the branches
     more = np.outer(folds, (1.0 - _BESIDE_EXACT, 1.0 + _BESIDE_EXACT))
     grid = np.union1d(grid, more[(more > grid[0]) & (more < grid[-1])])
     for _ in range(_REFINEMENTS * refined):
@@ -456,7 +456,7 @@ def _of_one_index(
 
 
 def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
-    """Both branches on the grid, the uninformed one upwards."""
+    """Follow both branches along the grid, the uninformed one upwards."""
     V = (1.0 - _SMALL_Q) * hysteresis.S
     prior, found = hysteresis.model.prior, []
     for alpha in grid:
@@ -473,8 +473,8 @@ def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: 
 def _with_points(
     hysteresis: _Hysteresis, grid: np.ndarray, both: Branches, ends: Ends, key: PRNGKeyArray
 ) -> tuple[np.ndarray, Branches, Ends]:
-    """The grid and its branches with α beside the ends of the branches and that of equal Φ, where
-    the branches differ, and the thresholds with the overlap there."""
+    """Add points beside the ends of the branches and beside equal Φ to the grid and its branches,
+    where the branches differ, and the overlaps there to the thresholds."""
     done = []
     names = ("uninformed", "informed", "informed")
     for end, side, name in zip(ends, (-_BESIDE, 0.0, _BESIDE), names, strict=True):
@@ -512,8 +512,8 @@ def _thresholds(
         return hysteresis.branches(alpha, both.uninformed[index], keys)
 
     def merged(alpha: Array) -> Array:
-        # from V at the last α of the grid the uninformed branch becomes the informed one of
-        # this α; its V at other α is no guide, as it moves up to its end
+        # True if the iteration from V of the last point reaches the informed branch; V of other
+        # points is no guide, as the uninformed branch moves up to its end
         here = branches_at(alpha, last)
         return ~here.distinct & here.converged
 

@@ -205,7 +205,7 @@ def overlap_against_iteration(
 
 
 def _accelerated(theory: Solution) -> bool:
-    """A plain step is as long as its residual; Newton's and other accelerated steps are longer."""
+    """True if some step is longer than its residual: plain steps are not, Newton's are."""
     recorded = theory.trajectory
     if theory.kind != "state_evolution" or "error" in recorded:  # a learned matrix has logarithms
         return False
@@ -272,7 +272,7 @@ def _check_models(curve: Sequence[Solution], runs: Sequence[Solution]) -> None:
 
 
 def _names(solutions: Sequence[Solution]) -> list[str]:
-    """Of the indices; a single one needs none."""
+    """Return the names of the indices; a single index needs none."""
     check(len(solutions) > 0, "theory, gamp", "no solution", "at least one in one of the two")
     names = index_names(_model(solutions), np.shape(solutions[0].overlap)[0])
     return names if len(names) > 1 else [""]
@@ -315,7 +315,7 @@ def _facts(model: Any) -> dict[str, str]:
 
 
 def _owner(solution: Solution) -> str:
-    """Whose weights these are: those of a learner, or of Bayes."""
+    """Return the name of the learner of these weights, or "Bayes"."""
     if (learner := getattr(solution, "learner", None)) is not None:
         # a table stores the name alone
         return learner if isinstance(learner, str) else storage.learner_name(learner)
@@ -327,7 +327,7 @@ def _word(kind: str) -> str:
 
 
 def _owners(ax: Axes, *groups: Sequence[Solution], label: str | None = None) -> list[str]:
-    """Those of theory and of runs, with the number of such lines, or such markers, on the axes."""
+    """Return the owners of theory and runs, numbered by such lines or markers on the axes."""
     names = [(label or _owner(group[0])) if group else "" for group in groups]
     drawn = {(x.get_gid(), x.get_linestyle() == "None") for x in ax.lines}
     shown = lambda n: any((f"{name}|{n}", bool(k)) in drawn for k, name in enumerate(names))
@@ -342,7 +342,7 @@ def _drawn(ax: Axes) -> list[str]:
 
 
 def _look(ax: Axes, p: int, names: Sequence[str], owner: str, kind: str) -> dict[str, Any]:
-    """Colours tell indices apart, or the owners where there is one index."""
+    """Return the style: colours tell indices apart, or the owners of a single index."""
     word, theory, (name, _, number) = _word(kind), kind in _THEORY, owner.rpartition("|")
     call = [*_drawn(ax), owner].index(owner)
     hue = p if len(names) > 1 else call
@@ -354,7 +354,7 @@ def _look(ax: Axes, p: int, names: Sequence[str], owner: str, kind: str) -> dict
 
 
 def _marks(ax: Axes, kind: str, hue: int) -> dict[str, Any]:
-    """The markers of a method, or other ones where the axes show these in the same colour."""
+    """Return the markers of a method, or others if the axes have these in the same colour."""
     named = [x for x in ax.lines if not str(x.get_label()).startswith("_")]
     taken = [(x.get_color(), x.get_marker()) for x in named]
     looks = [markers(hue, n) for n in (_MARKS.get(kind, 2), *range(3, 7))]
@@ -379,7 +379,7 @@ def _theory(
 
 
 def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, **look: Any) -> None:
-    """Crosses where no fixed point was reached, open circles where it is unstable."""
+    """Draw crosses where no fixed point was reached, open circles where it is unstable."""
     codes = np.array([int(solution.result) for solution in solutions])
     unstable = codes == Result.UNSTABLE
     failed = ~(np.isin(codes, _SOUND) | unstable)
@@ -392,10 +392,10 @@ def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, **look: A
 def _means(
     ax: Axes, runs: Sequence[Solution], points: np.ndarray, bars: float, look: dict[str, Any]
 ) -> None:
-    """Draw x, y, errors (3, n) as markers; of several at one x the mean, with its error by their
-    spread, without runs that did not converge: those are crosses, and where they are the majority,
-    there is no mean, as the others are no fair sample: those are small markers. A warning says
-    which have no y."""
+    """Draw x, y, errors (3, n) as markers: the mean of several at one x, with its error by their
+    spread. Runs that did not converge are crosses and not in the mean. If they are the majority,
+    the others are no fair sample: they are small markers without a mean. A warning names runs
+    without y."""
     # side by side with runs of others at the same α
     there = lambda x: np.isclose(np.ravel(x.get_xdata())[:, None], points[0], rtol=0.02).any()
     of = {x.get_gid() for x in ax.lines if x.get_linestyle() == "None" and there(x)}
@@ -434,7 +434,7 @@ def _means(
 
 
 def _key_of_means(ax: Axes, counts: np.ndarray, bars: float) -> None:
-    """One entry of the legend, the last one, for the bars of all runs in these axes."""
+    """Make the last entry of the legend explain the bars of all runs in these axes."""
     before = [x for x in ax.lines if x.get_gid() == _MEANS]
     counts = np.concatenate([counts, *(np.asarray(x.get_xdata()) for x in before)])
     for old in before:
@@ -445,7 +445,7 @@ def _key_of_means(ax: Axes, counts: np.ndarray, bars: float) -> None:
 
 
 def _point(solution: Solution, p: int) -> tuple[float, float, float]:
-    """α, cos² and its error; of Bayes without a teacher Q and its error."""
+    """Return α, cos² and its error; for Bayes without a teacher, α, Q and its error."""
     cosine = float(solution.cosine[p])
     if not np.isfinite(cosine) and type(solution) is Solution:
         return float(solution.alpha), float(solution.overlap[p, p]), float(solution.stderr[p, p])
@@ -698,8 +698,8 @@ def risk_against_alpha(
 def _ratios(
     curves: Sequence[Sequence[Solution]], values: Sequence[Any], base: int
 ) -> list[Estimate]:
-    """The errors over those of curve `base` at the same α. Its error counts as an independent one,
-    of which common random numbers cancel a part."""
+    """Divide the errors by those of curve `base` at the same α. The two count as independent,
+    although common random numbers cancel a part of the error."""
     alphas = [np.array([float(x.alpha) for x in curve]) for curve in curves]
     at, under, own = (np.ravel(x) for x in (alphas[base], *values[base]))
     ratios: list[Estimate] = []
@@ -714,8 +714,8 @@ def _ratios(
 
 
 def _theory_of(n: int, curves: Sequence[Sequence[Solution]], of_theory: list[int]) -> int:
-    """The number of the curve of the same learner, or model, as runs n: of several the last one
-    before them, n itself if no curve is of the learner of message passing."""
+    """Return the number of the curve of the same learner, or model, as runs n: the last one before
+    them, or n itself if no curve is of the learner of message passing."""
     run, what = curves[n][0], lambda x: getattr(x, "learner", None) or x.model
     other = lambda k: run.kind == "gamp" and _owner(curves[k][0]) != _owner(run)
     same = lambda k: eqx.tree_equal(what(curves[k][0]), what(run))
