@@ -583,9 +583,9 @@ def check_outcomes(
     signs = sorted(np.ravel(values)) == [-1.0, 1.0]
     allowed = "+1 and -1" if signs else f"only the outcomes {values}" if values else "the outcomes"
     bits = signs and concrete(labels) and bool(np.all((labels == 0) | (labels == 1)))
-    found: Any = labels
+    got: Any = labels
     if concrete((labels, known)) and not bool(jnp.all(known)):
         first = jnp.argmin(jnp.all(known.reshape(len(known), -1), axis=1))
-        found = f"the label {np.asarray(labels[first]).tolist()}"
+        got = f"the label {np.asarray(labels[first]).tolist()}"
     allowed += ": take 2 * labels - 1" if bits else remedy
-    check(known, "labels", found, allowed)
+    check(known, "labels", got, allowed)

@@ -92,9 +92,9 @@ def format_estimates(values: ArrayLike, stderrs: ArrayLike) -> str:
     if not concrete((values, stderrs)) or np.ndim(values) == 0:
         return format_estimate(values, stderrs)
     errors = np.asarray(stderrs)
-    known = errors[np.isfinite(errors) & (errors > 0.0)]
-    places = 1 - int(np.floor(np.log10(np.min(known, initial=1.0))))
-    shown = ".6g" if known.size == 0 else ".7g" if places > 6 else f".{places}f"
+    finite = errors[np.isfinite(errors) & (errors > 0.0)]
+    places = 1 - int(np.floor(np.log10(np.min(finite, initial=1.0))))
+    shown = ".6g" if finite.size == 0 else ".7g" if places > 6 else f".{places}f"
     text = lambda array, form: np.array2string(
         array, separator=", ", threshold=20, formatter={"float": lambda x: f"{x:{form}}"}
     )

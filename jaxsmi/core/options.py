@@ -284,9 +284,9 @@ def setup(
         _compile_quickly()
     folder = validate.optional(validate.path, "cache", cache)
     if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
-        kept = Path(folder).expanduser()
-        kept.mkdir(parents=True, exist_ok=True, mode=0o700)  # its files are run
-        values = (_CACHE_SIZE, _CACHE_SECONDS, str(kept))
+        path = Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)  # its files are run
+        values = (_CACHE_SIZE, _CACHE_SECONDS, str(path))
         for name, value in zip(CACHE_SETTINGS, values, strict=True):
             jax.config.update(name, value)
         compilation_cache.reset_cache()  # JAX remembers that there was none
@@ -295,11 +295,11 @@ def setup(
 def user_cache() -> Path | None:
     """The cache folder of the command line: JAXSMI_CACHE, or `jaxsmi` in the user's cache folder;
     None where JAXSMI_CACHE is "off"."""
-    named = os.environ.get("JAXSMI_CACHE", "")
-    if named.lower() == "off":
+    setting = os.environ.get("JAXSMI_CACHE", "")
+    if setting.lower() == "off":
         return None
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(named or f"{caches}/jaxsmi").expanduser()
+    return Path(setting or f"{caches}/jaxsmi").expanduser()
 
 
 def _compile_quickly() -> None:

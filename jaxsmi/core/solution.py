@@ -145,17 +145,17 @@ class Solution(Described):
         """The sentence that goes with the result code (outside jit and vmap)."""
         learner = isinstance(self, LearnerSolution)
         descent = self.kind in ("train", "descent_theory")
-        said = message(self.result, "training" if descent else "learner" if learner else "remedy")
+        text = message(self.result, "training" if descent else "learner" if learner else "remedy")
         posterior = self.kind == "gamp" and not learner
         # a posterior without enough noise contradicts itself
         noisy = posterior and np.any(np.isin(self.result, _OF_NOISE))
         misfit = self.history.get("misfit") if posterior else None
         if misfit is not None and misfit.ndim == 1 and self.trajectory["misfit"][-1] > 1.0:
-            said, noisy = f"{said} {_WIDENED}", True
-        said = f"{said} {_MORE_NOISE}" if noisy else said
+            text, noisy = f"{text} {_WIDENED}", True
+        text = f"{text} {_MORE_NOISE}" if noisy else text
         stopped = np.asarray(self.result) == Result.MAX_STEPS
         long = self.kind == "gamp" and np.any(stopped & (np.asarray(self.steps) >= _LONG))
-        return f"{said} {_LARGER}" if long else said
+        return f"{text} {_LARGER}" if long else text
 
     @property
     def trajectory(self) -> dict[str, PyTree]:

@@ -125,16 +125,16 @@ def uncalled(value: Any) -> str:
 
 def suggest_names(module: str, public: str, synonyms: Mapping[str, str] | None = None) -> None:
     """Answer an unknown name of a module, `public` to users, by the closest one or a synonym."""
-    there: Any = sys.modules[module]
+    namespace: Any = sys.modules[module]
 
     def refuse(name: str) -> NoReturn:
-        close = difflib.get_close_matches(name, there.__all__, 1)
+        close = difflib.get_close_matches(name, namespace.__all__, 1)
         meant = (synonyms or {}).get(name) or "".join(close)
         hint = f"; did you mean {public}.{meant}?" if meant else ""
         raise AttributeError(f"module {public!r} has no attribute {name!r}{hint}", name=name)
 
     # set, not defined there: type checkers would take every name for known
-    there.__getattr__ = refuse
+    namespace.__getattr__ = refuse
 
 
 def explained(function: _Function) -> _Function:
@@ -150,18 +150,18 @@ def explained(function: _Function) -> _Function:
         except TypeError as failure:
             if failure.__traceback__ is None or failure.__traceback__.tb_next is not None:
                 raise  # a call inside the function failed
-            said = f"{failure}; it takes {', '.join(own)}"
+            text = f"{failure}; it takes {', '.join(own)}"
         unknown = next((name for name in named if name not in own), "inputs")
-        said += "".join(f": did you mean {x}?" for x in difflib.get_close_matches(unknown, own, 1))
-        other = re.search(rf"; (with {unknown} use )`(.+)`", function.__doc__ or "")
-        said += f"; {other[1]}{other[2]}" if other else ""
+        text += "".join(f": did you mean {x}?" for x in difflib.get_close_matches(unknown, own, 1))
+        hint = re.search(rf"; (with {unknown} use )`(.+)`", function.__doc__ or "")
+        text += f"; {hint[1]}{hint[2]}" if hint else ""
         for name, argument in own.items():
             for word in re.findall(r"\w+", str(argument.annotation)):
                 kind: Any = function.__globals__.get(word)
                 public = inspect.isclass(kind) and word in sys.modules["jaxsmi"].__all__
                 if public and unknown in inspect.signature(kind).parameters:
-                    said += f"; {unknown} is an argument of {name}=smi.{word}(..)"
-        raise TypeError(said + "." * (said[-1] != "?"))
+                    text += f"; {unknown} is an argument of {name}=smi.{word}(..)"
+        raise TypeError(text + "." * (text[-1] != "?"))
 
     return cast("_Function", call)
 

@@ -63,9 +63,9 @@ class Curve(Described):
     def values(self, name: str) -> Array:
         """A field of all solutions by name, such as "covariance" or "test_loss"."""
         allowed = "the name of a field that is an array in all solutions"
-        found: list[Any] = [getattr(solution, str(name), None) for solution in self.solutions]
-        validate.check(all(eqx.is_array(x) for x in found), "name", name, allowed)
-        return jnp.stack(found)
+        fields: list[Any] = [getattr(solution, str(name), None) for solution in self.solutions]
+        validate.check(all(eqx.is_array(x) for x in fields), "name", name, allowed)
+        return jnp.stack(fields)
 
     alpha = _along("alpha", "α (A,).")
     overlap = _along("overlap", "Q (A, P, P).")

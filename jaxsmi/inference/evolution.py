@@ -259,12 +259,12 @@ def noiseless_limit(
     overlap = positive_part(S - positive_part(V.value))
     codes = jnp.stack([solution.result for solution in solutions])
     code = worst(codes)
-    lost = (code == Result.INVALID) | (code == Result.NONFINITE)
-    ended = lost | jnp.any((codes == Result.MAX_STEPS) | (codes == Result.DIVERGED))
+    failed = (code == Result.INVALID) | (code == Result.NONFINITE)
+    ended = failed | jnp.any((codes == Result.MAX_STEPS) | (codes == Result.DIVERGED))
     numbers = order_map.numbers(S - overlap)
     return dataclasses.replace(
         solutions[-1],
-        **{name: jnp.where(lost, missing(), number) for name, number in numbers.items()},
+        **{name: jnp.where(failed, missing(), number) for name, number in numbers.items()},
         stderr=jnp.where(ended, missing(), jnp.hypot(statistical, V.error)),
         result=code,
         model=model,

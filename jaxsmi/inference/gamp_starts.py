@@ -168,8 +168,8 @@ def _labels_are_even(model: AbstractModel, fields_of_one: tuple[int, ...]) -> bo
     with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
         shape = (_PARITY_FIELDS, *fields_of_one)
         fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
-        both = (_even(model.channel, fields), is_centred(model))
-    return concrete(both) and all(map(bool, both))
+        conditions = (_even(model.channel, fields), is_centred(model))
+    return concrete(conditions) and all(map(bool, conditions))
 
 
 # compiled, the fields an argument: constants would be worked on one operation after the other

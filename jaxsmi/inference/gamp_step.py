@@ -338,31 +338,31 @@ class GampIteration(AbstractSolver[GampLoopState]):
         tr C decays geometrically."""
         weights = state.state.weights
         before = weights - state.damping.change
-        each = (weights, before, self.start.weights)
-        size, last, start = (jnp.sum(W**2) / W[0].size for W in each)
-        still = (state.damping.relative <= self.tolerance) & ~self._emerging(state)
-        gone, was_gone = (x <= weights.shape[0] * _MIN_NORM**2 * start for x in (size, last))
+        estimates = (weights, before, self.start.weights)
+        size, last, start = (jnp.sum(W**2) / W[0].size for W in estimates)
+        settled = (state.damping.relative <= self.tolerance) & ~self._emerging(state)
+        zero, was_zero = (x <= weights.shape[0] * _MIN_NORM**2 * start for x in (size, last))
         # where the response overshoots, a penalty |w| sets all weights to zero for a single step:
         # the run ends only if they stay there
-        ended = still | (gone & (self.learner.bayes | was_gone))
+        ended = settled | (zero & (self.learner.bayes | was_zero))
         recovered = jnp.zeros((), bool)
-        grown = (size > _MAX_GROWTH * start) | (was_gone & ~gone & (count > 1))
-        broken = Result.DIVERGED  # for a minimiser, λ + A is not positive definite
+        too_large = (size > _MAX_GROWTH * start) | (was_zero & ~zero & (count > 1))
+        failure = Result.DIVERGED  # for a minimiser, λ + A is not positive definite
         if self.learner.bayes:
             # V of a posterior is its error; V of a minimiser is a response, and need not fall
             trace = jnp.trace(state.state.covariance)
             noiseless = self.observations.model.channel.noiseless
             recovered = noiseless & self.decay.reached(state.decay_count, trace)
-            grown = size > _MAX_NORM * jnp.trace(self.observations.second_moment)
-            broken = Result.NONFINITE
+            too_large = size > _MAX_NORM * jnp.trace(self.observations.second_moment)
+            failure = Result.NONFINITE
         # later entries win
         return choose(
             (count >= self.max_steps, Result.MAX_STEPS),
             (ended, Result.SUCCESS),
             (ended & (state.inaccurate > INACCURATE_SHARE), Result.INACCURATE),
             (recovered, Result.RECOVERED),
-            (grown, Result.DIVERGED),
-            (~state.finite, broken),
+            (too_large, Result.DIVERGED),
+            (~state.finite, failure),
         )
 
     def _emerging(self, state: GampLoopState) -> Array:
@@ -409,32 +409,32 @@ class GampIteration(AbstractSolver[GampLoopState]):
     ) -> tuple[GampState, tuple[Array, Array]]:
         """`_step`, as one device sees it."""
         operator = self.observations.operator
-        seen, A, b, precision, rescaling = self._messages(operator, state, numbers)
-        g = seen.posterior.g
+        fields, A, b, precision, rescaling = self._messages(operator, state, numbers)
+        g = fields.posterior.g
         weights, covariance = self.learner.posterior(b, A)
         onsager = jnp.einsum("pq,nqm->npm", covariance @ rescaling, g)
         # `Damping.relative` undoes the factor 1 - d in the change of Ŵ: a change here is one there
         damped = lambda new, old: (1.0 - damping) * new + damping * old
         weights, covariance = damped(weights, state.weights), damped(covariance, state.covariance)
         onsager = damped(onsager, state.onsager)
-        missed = seen.posterior.error > self.learner.tolerance
-        new = GampState(weights, covariance, onsager, g, seen.omega, precision, state.step + 1)
-        return new, (operator.mean(missed.astype(weights.dtype)), seen.excess)
+        missed = fields.posterior.error > self.learner.tolerance
+        new = GampState(weights, covariance, onsager, g, fields.omega, precision, state.step + 1)
+        return new, (operator.mean(missed.astype(weights.dtype)), fields.excess)
 
     def _messages(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None
     ) -> Messages:
         """Compute the messages of an estimate to the prior."""
-        seen = self._update_fields(operator, state, numbers)
-        A = self._precision(operator, seen.posterior, seen.V)
-        b = seen.backprojection + contract(A, state.weights)
+        fields = self._update_fields(operator, state, numbers)
+        A = self._precision(operator, fields.posterior, fields.V)
+        b = fields.backprojection + contract(A, state.weights)
         rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
         if self.calibrate:
-            noise = operator.precisions["outer"](seen.posterior.g, seen.posterior.dg)
+            noise = operator.precisions["outer"](fields.posterior.g, fields.posterior.dg)
             S = self.observations.second_moment
             A, rescaling = calibration(b, A, noise, S, self.significance)
         b = contract(rescaling, b) + self.side.b
-        return Messages(seen, A + self.side.precision, b, A, rescaling)
+        return Messages(fields, A + self.side.precision, b, A, rescaling)
 
     def bethe(self, state: GampState) -> Bethe:
         r"""Bethe free entropy and stability of a fixed point, per entry of a row of the signal.
@@ -459,8 +459,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
         """`bethe`, as one device sees it."""
         operator = self.observations.operator
         messages = self._messages(operator, state, numbers)
-        seen, A, b = messages.fields, messages.A, messages.b
-        post, w, n = seen.posterior, self.observations.model.prior.weight, operator.entries
+        fields, A, b = messages.fields, messages.A, messages.b
+        post, w, n = fields.posterior, self.observations.model.prior.weight, operator.entries
         (g, dg), (g_too, dg_too) = post.factors
         A, b = (x.astype(theory_dtype()) for x in (A, b))
         W, C = self.learner.posterior(b, A)
@@ -470,7 +470,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         flat = W.reshape(len(W), -1)
         second = flat @ flat.T / n + C
         of_signal = log_prior - 2.0 * w * jnp.sum(b * W) / n + w * jnp.sum(A * second)
-        onsager = jnp.einsum("npm,pq,nqm->n", g, seen.V, g_too)
+        onsager = jnp.einsum("npm,pq,nqm->n", g, fields.V, g_too)
         of_labels = operator.alpha * operator.mean(post.log_partition + w * onsager)
         # stability of the iteration without the calibration of b
         replicon = jnp.einsum("abcd,cdef->abef", squared, operator.squared(dg, dg_too))

@@ -165,12 +165,12 @@ class LabelAverages(eqx.Module):
         labels = jnp.tile(outcomes, (len(omega), *[1] * (outcomes.ndim - 1)))
         omega, z = (jnp.repeat(a, copies, axis=0) for a in (omega, z))
         # log Z of a label is its log probability, and g the teacher's score
-        known = channel.respond(channel.statistic(labels), z, rho)
-        odds = jnp.exp(known.log_partition).reshape(self.nets, -1)
+        teacher = channel.respond(channel.statistic(labels), z, rho)
+        odds = jnp.exp(teacher.log_partition).reshape(self.nets, -1)
         given = lambda _, label: label
         reply = self.learner.respond_to_teacher(given, z, labels, omega, x.covariance)
         weight = odds * jnp.repeat(weight, copies, axis=1)
-        return _Labelled(omega, z, labels, known.g, reply, weight)
+        return _Labelled(omega, z, labels, teacher.g, reply, weight)
 
     def _drawn(self, x: OrderParameters) -> tuple[Array, Array, Array]:
         """Draw fields ω and z*, and weights (R, n/R) of sum one. z* does not move with overlaps:
@@ -203,7 +203,7 @@ class LabelAverages(eqx.Module):
         divergence = -alpha * mean(jnp.einsum("npmqm->npq", reply.dg))
         outputs = jax.vmap(self.learner.network.link)(omega)
         count = labelled.weight.size
-        others = mean(reply.has_other_minimum.astype(g.dtype))
+        other_minima = mean(reply.has_other_minimum.astype(g.dtype))
         # a formula does not say whether a point has another minimum
         hidden = self.learner.regularity.kinks and self.learner.regularity.jumps
         # `conjugation` is a mean over all samples: weights of mean one
@@ -224,7 +224,7 @@ class LabelAverages(eqx.Module):
             envelope=mean(reply.envelope),
             # the replicon needs second moments of ∂g, not of its mean
             squared=alpha * conjugation(reply.dg * odds[:, None, None, None, None], reply.dg),
-            other_minimum=missing_array((), g.dtype) if hidden else jnp.mean(others),
+            other_minimum=missing_array((), g.dtype) if hidden else jnp.mean(other_minima),
             residual=jnp.max(reply.error),
         )
 

@@ -123,15 +123,15 @@ class AbstractLearnerMap(AbstractOrderMap):
             push: Derivative of F and of the numbers along a change of x.
             J: (n, n).
         """
-        still = dict.fromkeys(self.stationary, jnp.zeros(()))
+        stationary = dict.fromkeys(self.stationary, jnp.zeros(()))
         nothing = jax.tree.map(jnp.zeros_like, numbers)
         pair = lambda numbers: (numbers["teacher_overlap"], numbers["overlap"])
 
         def carried(move: PyTree, change: Numbers) -> Numbers:
             """Propagate changes of F and of the numbers at fixed x to all numbers."""
-            through = push(fixed_point.resolvent(J, move))[1] | still
-            moved = jax.tree.map(jnp.add, nothing | change, through)
-            return moved | {"cosine": jax.jvp(self._cosines, pair(numbers), pair(moved))[1]}
+            response = push(fixed_point.resolvent(J, move))[1] | stationary
+            total = jax.tree.map(jnp.add, nothing | change, response)
+            return total | {"cosine": jax.jvp(self._cosines, pair(numbers), pair(total))[1]}
 
         # the part that the tolerance leaves open is no fluctuation: it is added in quadrature
         distance = carried(residual, {})
@@ -145,14 +145,14 @@ class AbstractLearnerMap(AbstractOrderMap):
 
     def iterate(self, start: PyTree, settings: Settings) -> Run[AndersonState]:
         """The end of the iteration from a start."""
-        still = frozen(self)
+        frozen_map = frozen(self)
         solver = Anderson(
-            map_of=still.value,
+            map_of=frozen_map.value,
             # derivatives come from the fixed point, not from the way to it
             initial=lax.stop_gradient(start),
-            units=still.units,
-            admissible=still.admissible,
-            observed=still.observed,
+            units=frozen_map.units,
+            admissible=frozen_map.admissible,
+            observed=frozen_map.observed,
             tolerance=settings.tolerance,
             accelerated=settings.newton,
             max_steps=settings.max_steps,
@@ -356,11 +356,11 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         def look(x: OrderParameters) -> tuple[tuple[OrderParameters, Numbers], tuple[Any, ...]]:
             answers = self.answers(x)
             value, shifts = self._next(answers)
-            each = self._measured(x, answers)
-            numbers = vars(x) | jax.tree.map(jnp.mean, each)
-            return (value, numbers), (shifts, each, answers)
+            measured = self._measured(x, answers)
+            numbers = vars(x) | jax.tree.map(jnp.mean, measured)
+            return (value, numbers), (shifts, measured, answers)
 
-        (value, numbers), push, (shifts, each, answers) = jax.linearize(look, x, has_aux=True)
+        (value, numbers), push, (shifts, measured, answers) = jax.linearize(look, x, has_aux=True)
         J = jacobian_of(lambda move: push(move)[0], x)
         average = jax.tree.map(lambda c: jnp.mean(c, 0), answers.conjugates)
         squared = self.learner.weight_averages(average, self.teacher_law).squared
@@ -368,14 +368,14 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         stability = fixed_point.perron_value(replicon)
 
         residual = jax.tree.map(jnp.subtract, value, x)
-        changes = {name: a - numbers[name] for name, a in each.items()}
+        changes = {name: a - numbers[name] for name, a in measured.items()}
         bars = self._bars(numbers, residual, (shifts, changes), push, J)
         code, errors = judged(run, self.learner, answers, stability, bars, vars(x))
         size = jnp.maximum(jnp.max(jnp.abs(x.overlap)), jnp.max(jnp.abs(x.covariance)))
         bound = jnp.where(code == Result.MAX_STEPS, _UNBOUNDED, _INFINITE)
         # at the interpolation threshold the steps stop with an error of Q above Q itself
-        lost = (code == Result.SUCCESS) & (jnp.max(errors["overlap"]) > size)
-        unbounded = jnp.all(self.learner.ridge == 0.0) & ((size > bound) | lost)
+        undetermined = (code == Result.SUCCESS) & (jnp.max(errors["overlap"]) > size)
+        unbounded = jnp.all(self.learner.ridge == 0.0) & ((size > bound) | undetermined)
         unbounded &= self.learner.penalty is not None  # a posterior is bounded by its prior
         code = jnp.where(unbounded, Result.DIVERGED, code)
         if self.learner.penalty is None:

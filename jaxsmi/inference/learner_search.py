@@ -125,7 +125,7 @@ def global_minimum(
     check(student.penalty is not None, "learner", learner, allowed)
     settings = {"learner": student, "averages": averages, "iteration": iteration}
     reached: list[LearnerSolution] = []
-    missed: list[LearnerSolution] = []
+    failed: list[LearnerSolution] = []
     words = [s for s in starts if s != "directions" or teacher.inputs is not None]
     for start in tqdm(words, desc="branches", leave=False, disable=not progress):
         for begin in _starts(start, teacher, student):
@@ -133,10 +133,10 @@ def global_minimum(
             if _is_sought(last, start):
                 break
         if int(last.result) not in _REACHED:
-            missed.append(last)
+            failed.append(last)
         elif not any(_same(last, other) for other in reached):
             reached.append(last)
-    return sorted(reached, key=lambda s: float(jnp.asarray(s.energy))) + missed
+    return sorted(reached, key=lambda s: float(jnp.asarray(s.energy))) + failed
 
 
 def _learner_solution(

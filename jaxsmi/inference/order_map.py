@@ -158,9 +158,9 @@ def finish(order_map: AbstractOrderMap, run: Run[Any]) -> Solution:
     invalid = ~(jnp.isfinite(order_map.alpha) & (order_map.alpha > 0.0))
     code = jnp.where(invalid, Result.INVALID, end.code)
     recovered = code == Result.RECOVERED
-    lost = invalid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
+    failed = invalid | (code == Result.NONFINITE) | (code == Result.DIVERGED)
     numbers = _differentiable(order_map, end, code)
-    masked = lambda a: jnp.where(lost, missing(), a)
+    masked = lambda a: jnp.where(failed, missing(), a)
     stderrs = jax.tree.map(lambda a: masked(jnp.where(recovered, 0.0, a)), end.stderrs)
     stderr = stderrs.pop("overlap")
     if "cosine" not in stderrs:  # Bayes: the cosine is √(Q/S)
@@ -220,14 +220,14 @@ def _differentiable(order_map: AbstractOrderMap, end: End, code: Array) -> Numbe
     ) -> tuple[PyTree, Numbers]:
         (x, J), (*_, weight, recovered) = prepared, context
         slope, explicit = order_map.tangent(x, directions)
-        moved = fixed_point.resolvent(J, slope)
+        dx = fixed_point.resolvent(J, slope)
         # recovered V stays zero: the resolvent of an iteration that never ended means nothing
-        moved = jax.tree.map(lambda a: jnp.where(recovered, 0.0, weight * a), moved)
-        through = jax.jvp(order_map.numbers, (x,), (moved,))[1]
+        dx = jax.tree.map(lambda a: jnp.where(recovered, 0.0, weight * a), dx)
+        change = jax.jvp(order_map.numbers, (x,), (dx,))[1]
         # exactly zero: their slopes at an end within the tolerance are rounding times large moves
-        through |= {k: jnp.zeros_like(through[k]) for k in order_map.stationary}
-        total = jax.tree.map(lambda a, b: weight * (a + b), explicit, through)
-        return moved, _at_recovery(total, recovered)
+        change |= {k: jnp.zeros_like(change[k]) for k in order_map.stationary}
+        total = jax.tree.map(lambda a, b: weight * (a + b), explicit, change)
+        return dx, _at_recovery(total, recovered)
 
     return implicit.differentiable(solve, push, order_map, context, prepare, twice=order_map.twice)[
         1
@@ -368,9 +368,9 @@ class OverlapMap(AbstractOrderMap):
     ) -> tuple[OverlapMap, Run[fixed_point.FixedPointState]]:
         """Iterate with `fixed_point.FixedPointSolver`."""
         # derivatives come from the fixed point, not from the way to it
-        still, start = frozen(self), lax.stop_gradient(start)
+        frozen_map, start = frozen(self), lax.stop_gradient(start)
         steps = {"max_steps": settings.max_steps, "newton": settings.newton}
-        solver = still.solver(start, tolerance=settings.tolerance, **steps)
+        solver = frozen_map.solver(start, tolerance=settings.tolerance, **steps)
         channel = self.model.channel
         divisible = channel.partial(self.alpha) is not channel  # it can skip points
         if self.points_per_net >= _ROUGH_POINTS / _ROUGH and divisible:
@@ -406,14 +406,14 @@ class OverlapMap(AbstractOrderMap):
         inside = fixed_point.resolvent(evaluation.jacobian, evaluation.integral_error)
         spread = jnp.hypot(spread, inside)
         # add the error that the tolerance leaves to the statistical one
-        known, distance = code != Result.MAX_STEPS, jnp.hypot(spread, last.remaining)
+        reached, distance = code != Result.MAX_STEPS, jnp.hypot(spread, last.remaining)
         J = evaluation.jacobian.reshape(last.V.size, last.V.size)
         fields = {"spectral_radius": last.spectral_radius}
         # its own sampling, and what the error of V changes; roots of NaN stop with jax_debug_nans
-        safe = jnp.where(known & jnp.isfinite(distance), distance, 0.0)
-        error, moved = self._error(last.V), self._error(last.V + safe).value
-        bars = {"overlap": distance, "error": jnp.hypot(error.stderr, moved - error.value)}
-        stderrs = {name: jnp.where(known, bar, missing()) for name, bar in bars.items()}
+        safe = jnp.where(reached & jnp.isfinite(distance), distance, 0.0)
+        error, shifted = self._error(last.V), self._error(last.V + safe).value
+        bars = {"overlap": distance, "error": jnp.hypot(error.stderr, shifted - error.value)}
+        stderrs = {name: jnp.where(reached, bar, missing()) for name, bar in bars.items()}
         return End(last.V, self.numbers(last.V), J, stderrs, code, fields)
 
     def slope(self, x: Array, jacobian: Array) -> Array:

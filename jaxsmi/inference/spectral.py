@@ -280,9 +280,9 @@ class Product(eqx.Module):
         product = lambda seen, T, W: IndexOperator(seen.data.inputs, seen.axes).weighted(T, W)
         of_samples = lambda arguments: [*arguments[0].of_samples, arguments[1]]
         arguments = (self.observations, self.T, weights)
-        moved = on_devices(product, self.observations.mesh, arguments, of_samples, EVERYWHERE)
-        moved = moved - jnp.einsum("pq,kqd->kpd", self.shift, weights)
-        return moved.reshape(-1, P * D).T
+        result = on_devices(product, self.observations.mesh, arguments, of_samples, EVERYWHERE)
+        result = result - jnp.einsum("pq,kqd->kpd", self.shift, weights)
+        return result.reshape(-1, P * D).T
 
 
 class Eigenpairs(NamedTuple):
@@ -349,11 +349,11 @@ def _ritz(product: Product, start: Array, blocks: int) -> tuple[Array, Array]:
 
     def grown(j: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
         basis, matrix = now
-        moved = product(lax.dynamic_slice_in_dim(basis, j * k, k, axis=1)).astype(basis.dtype)
-        known = basis.T @ moved  # zero for later blocks: the upper triangle of the matrix
-        matrix = lax.dynamic_update_slice_in_dim(matrix, known[:size], j * k, axis=1)
+        image = product(lax.dynamic_slice_in_dim(basis, j * k, k, axis=1)).astype(basis.dtype)
+        coefficients = basis.T @ image  # zero for later blocks: the upper triangle of the matrix
+        matrix = lax.dynamic_update_slice_in_dim(matrix, coefficients[:size], j * k, axis=1)
         # orthogonal to all blocks before, and twice: once leaves rounding over a small rest
-        new = jnp.linalg.qr(moved - basis @ known)[0]
+        new = jnp.linalg.qr(image - basis @ coefficients)[0]
         new = jnp.linalg.qr(new - basis @ (basis.T @ new))[0]
         return lax.dynamic_update_slice_in_dim(basis, new, (j + 1) * k, axis=1), matrix
 
@@ -408,21 +408,21 @@ def _nearest(weights: Array, gram: Array, rank: Array, copies: Array, key: PRNGK
 
         def search(n: int | Array, best: Array) -> Array:
             normal = jax.random.normal(jax.random.fold_in(key, n), (_COMBINATIONS, k))
-            tried = jnp.where(taken, best + 0.5**n * normal, 0.0)
+            trial = jnp.where(taken, best + 0.5**n * normal, 0.0)
             # the best one so far stays among them, so that no round makes it worse
-            tried = jnp.concatenate([best[None], tried / jnp.linalg.norm(tried, axis=1)[:, None]])
-            return tried[jnp.argmin(distance(tried))]
+            trial = jnp.concatenate([best[None], trial / jnp.linalg.norm(trial, axis=1)[:, None]])
+            return trial[jnp.argmin(distance(trial))]
 
         return lax.fori_loop(0, _ROUNDS, search, single[rank])
 
     several = copies > 1
     counts = ranks + 1
-    tried = jnp.where(several, jax.vmap(among)(counts), single)
+    candidates = jnp.where(several, jax.vmap(among)(counts), single)
     allowed = jnp.where(several, counts >= copies, ranks >= rank)
-    away = distance(tried)
+    away = distance(candidates)
     # the first one that is near enough: with more vectors noise fits the Gram matrix, too
     near = away < jnp.where(several, _SAME_GRAM_OF_COPIES, _SAME_GRAM) * jnp.sum(gram**2)
-    c = tried[jnp.argmin(jnp.where(allowed, jnp.where(near, 0.0, away), jnp.inf))]
+    c = candidates[jnp.argmin(jnp.where(allowed, jnp.where(near, 0.0, away), jnp.inf))]
     return factor(c) * jnp.tensordot(c, weights, axes=1)
 
 

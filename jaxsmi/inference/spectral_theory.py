@@ -307,30 +307,30 @@ def outlier(G: Array, tokens: int, alpha: Array, s: Array, optimal: Array) -> Ou
     # one loop over the ranks and, last, the edge: the program of a search is large
     ranks = jnp.arange(min(P * P, MAX_OUTLIERS) + 1)
     ranks = jnp.where(ranks == len(ranks) - 1, -1, ranks)
-    found, resolvents = lax.map(
+    positions, resolvents = lax.map(
         lambda rank: bulk.search(rank, jnp.where(rank < 0, -spread / (1.0 - s), 1.0), high), ranks
     )
-    m, V, edge = found[:-1], resolvents[:-1], found[-1]
+    m, V, edge = positions[:-1], resolvents[:-1], positions[-1]
     M, together = lax.map(lambda at: bulk.signal(at[0], at[1], optimal), (ranks[:-1], V))
     stands_out = (m - edge > _MIN_DISTANCE * m) & (m - 1.0 > _MIN_DISTANCE * (1.0 - s))
     copies = _groups(stands_out, together)
     norm = jnp.linalg.norm(M, axis=(1, 2))
-    wanted = (copies > 0) & (norm > _GRAM_RTOL) & (jnp.max(jnp.diagonal(optimal)) > _MIN_OVERLAP)
-    M = jnp.where(wanted, 1.0 / jnp.where(wanted, norm, 1.0), 0.0)[:, None, None] * M
-    gram = _grams(bulk, V, M, wanted)
+    selected = (copies > 0) & (norm > _GRAM_RTOL) & (jnp.max(jnp.diagonal(optimal)) > _MIN_OVERLAP)
+    M = jnp.where(selected, 1.0 / jnp.where(selected, norm, 1.0), 0.0)[:, None, None] * M
+    gram = _grams(bulk, V, M, selected)
     A = len(m)
     whole = jnp.transpose(gram, (0, 2, 1, 3)).reshape(A * P, A * P)
     stacked = M.reshape(A * P, P)
     R = stacked.T @ jnp.linalg.pinv(symmetric(whole), rtol=_GRAM_RTOL, hermitian=True)
     return Outlier(
-        learned=jnp.any(wanted),
-        eigenvalue=jnp.where(wanted, m, jnp.nan),
+        learned=jnp.any(selected),
+        eigenvalue=jnp.where(selected, m, jnp.nan),
         edge=edge,
         resolvent=V,
         scale=jnp.transpose(R.reshape(P, A, P), (1, 0, 2)),
         gram=gram,
         overlap=symmetric(R @ stacked),
-        copies=jnp.where(wanted, copies, 0),
+        copies=jnp.where(selected, copies, 0),
     )
 
 

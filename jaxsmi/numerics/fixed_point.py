@@ -401,22 +401,22 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
     def terminate(self, state: FixedPointState, count: Array) -> Array:
         """SUCCESS within the tolerance and away from zero, RECOVERED on geometric decay, else
         MAX_STEPS or NONFINITE."""
-        near = state.distance <= self.tolerance
+        converged = state.distance <= self.tolerance
         # next to the end of a branch a short distance may still lead to another one
         if self.jumps and not self.fold:
             error = propagated_error(state.evaluation.jacobian, state.evaluation.replicas)
-            near = near | ((state.trust <= _STALLED) & (state.distance <= jnp.max(error)))
-        near = near & (state.spectral_radius < 1.0)
+            converged = converged | ((state.trust <= _STALLED) & (state.distance <= jnp.max(error)))
+        converged = converged & (state.spectral_radius < 1.0)
         rises: Array | bool = False
         falls: Array | bool = False
         if self.downwards is not None:
-            moved = jnp.linalg.eigvalsh(state.V - self.V0)
-            rises = self.downwards & (moved[0] > 0.0)
-            falls = self.downwards & self.geometric & (moved[-1] < 0.0)
+            change = jnp.linalg.eigvalsh(state.V - self.V0)
+            rises = self.downwards & (change[0] > 0.0)
+            falls = self.downwards & self.geometric & (change[-1] < 0.0)
         return choose(
             ((count >= self.max_steps) | rises, Result.MAX_STEPS),
             # later entries win; an undecided V may still turn out to be zero
-            (near & ~state.undecided & state.used_all, Result.SUCCESS),
+            (converged & ~state.undecided & state.used_all, Result.SUCCESS),
             ((state.recovered & state.used_all) | falls, Result.RECOVERED),
             (~state.finite, Result.NONFINITE),
         )

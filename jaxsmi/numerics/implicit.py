@@ -126,21 +126,21 @@ def differentiable(
         leaves, context_leaves = map(_as_arrays, primals)
         answer = wrapped(leaves, context_leaves)
         moving, fixed = eqx.partition(answer, eqx.is_inexact_array)
-        still = (lambda tree: tree) if twice else frozen
-        parameters, context = arguments(still(leaves), context_leaves)
+        freeze = (lambda tree: tree) if twice else frozen
+        parameters, context = arguments(freeze(leaves), context_leaves)
         moves = {k: t for k, t in enumerate(tangents[0]) if not isinstance(t, SymbolicZero)}
         # `prepare` is costly, and a constant answer needs none
-        prepared = prepare(parameters, context, still(answer)) if moves else None
+        prepared = prepare(parameters, context, freeze(answer)) if moves else None
         total = jax.tree.map(jnp.zeros_like, moving)
-        for moved, direction in moves.items():
+        for number, direction in moves.items():
 
-            def along(unit: Array, moved: int = moved) -> PyTree:
-                units = [unit if k == moved else jnp.zeros_like(x) for k, x in enumerate(leaves)]
+            def along(unit: Array, number: int = number) -> PyTree:
+                units = [unit if k == number else jnp.zeros_like(x) for k, x in enumerate(leaves)]
                 return push(parameters, context, prepared, units)
 
             # columns of the Jacobian: their product with a direction is linear, and so has both
             # modes
-            columns = _columns(along, leaves[moved])
+            columns = _columns(along, leaves[number])
             columns = columns if twice else not_differentiable(columns, leaves)
             products = jax.tree.map(partial(jnp.tensordot, jnp.ravel(direction), axes=1), columns)
             total = jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, products)

@@ -245,32 +245,32 @@ def next_crossing(
     if guess is not None and bool(jnp.isfinite(lax.stop_gradient(guess.alpha))):
         V = S - branch.restrict(lax.stop_gradient(guess.overlap))
         alpha = jnp.clip(lax.stop_gradient(guess.alpha), lowest * 1.001, alpha_max)
-        here = _point(branch, V, alpha)
-        if _scan_ends(here) or abs(float(here.log_growth)) < _MAX_GUESS_GROWTH:
-            return here
+        point = _point(branch, V, alpha)
+        if _scan_ends(point) or abs(float(point.log_growth)) < _MAX_GUESS_GROWTH:
+            return point
     values, vectors = jnp.linalg.eigh(S - branch.restrict(Q))
-    most = _START_V * jnp.trace(S) / len(S)
-    V = (vectors * jnp.minimum(values, most)) @ vectors.T
-    here = _point(branch, V, jnp.zeros((), V.dtype))
+    cap = _START_V * jnp.trace(S) / len(S)
+    V = (vectors * jnp.minimum(values, cap)) @ vectors.T
+    point = _point(branch, V, jnp.zeros((), V.dtype))
     last: BranchPoint | None = None
     jumped = False  # an iterated point is on the stable branch, whatever errors its J has
-    while not _scan_ends(here):
-        alpha = float(here.alpha)
-        stable = jumped or bool(here.is_recovered) or float(here.spectral_radius) < 1.0
+    while not _scan_ends(point):
+        alpha = float(point.alpha)
+        stable = jumped or bool(point.is_recovered) or float(point.spectral_radius) < 1.0
         if alpha > lowest and stable:
-            if float(here.log_growth) >= 0.0:
-                return here if last is None else _crossing(last, here)
+            if float(point.log_growth) >= 0.0:
+                return point if last is None else _crossing(last, point)
             if alpha >= (1.0 - 1e-9) * alpha_max:
                 return None
         stalled = last is not None and np.log(alpha / float(last.alpha)) < _MIN_LOG_STEP
-        jumped = not stable or bool(stalled) or bool(here.is_recovered)
+        jumped = not stable or bool(stalled) or bool(point.is_recovered)
         if not jumped:
-            last = here
-            here = _point(branch, *_next(here, jnp.asarray(alpha_max, S.dtype), S))
+            last = point
+            point = _point(branch, *_next(point, jnp.asarray(alpha_max, S.dtype), S))
         else:
             last = None
-            here = _jump(branch, jnp.asarray(min(_JUMP * max(alpha, lowest), alpha_max), S.dtype))
-    return here
+            point = _jump(branch, jnp.asarray(min(_JUMP * max(alpha, lowest), alpha_max), S.dtype))
+    return point
 
 
 def _scan_ends(point: BranchPoint) -> bool:

@@ -109,11 +109,11 @@ def _slopes(
 
     def numbers(model: AbstractModel, x: Array, Q: Array, alpha: Array) -> tuple[Array, Array]:
         prior, Qhat = model.prior, jnp.exp(x) * jnp.ones((1, 1), x.dtype)
-        S, moved = prior.second_moment(1), prior.overlap(Qhat)
+        S, overlap = prior.second_moment(1), prior.overlap(Qhat)
         # Q = S moves with S
         Q = jnp.minimum(Q, (1.0 - _PERFECT_V) * S)
         response = model.channel.response(Q, S - Q, key=key, points=points, nets=nets)
-        R = response.mean + frozen(response.jacobian[:, :, 0, 0]) * moved
+        R = response.mean + frozen(response.jacobian[:, :, 0, 0]) * overlap
         Phi = prior.entropy_term(Q, Qhat) + alpha * jnp.mean(response.log_partition)
         return -frozen(jnp.exp(x) / response.mean[0, 0] ** 2) * R[0, 0], Phi
 
@@ -175,18 +175,18 @@ class FixedPointCurve:
 
     def _compute(self, x: np.ndarray) -> _Points:
         padded = np.concatenate([x, np.full(-len(x) % _CHUNK, x[-1])]).reshape(-1, _CHUNK)
-        found = []
+        results = []
         for part in padded:
-            found.append(_points(self.model, jnp.asarray(part), self.sizes))
+            results.append(_points(self.model, jnp.asarray(part), self.sizes))
             self.update(_CHUNK)
-        return jax.tree.map(lambda *a: np.concatenate(a)[: len(x)], *found)
+        return jax.tree.map(lambda *a: np.concatenate(a)[: len(x)], *results)
 
     def add(self, x: np.ndarray) -> _Points:
         """Compute the points at x, and put them into the curve (without Q = S)."""
         new = self._compute(x)
-        both = jax.tree.map(lambda a, b: np.concatenate([a, b[x < self.perfect]]), self.at, new)
-        _, order = np.unique(both.x, return_index=True)
-        self.at = jax.tree.map(lambda a: a[order], both)
+        merged = jax.tree.map(lambda a, b: np.concatenate([a, b[x < self.perfect]]), self.at, new)
+        _, order = np.unique(merged.x, return_index=True)
+        self.at = jax.tree.map(lambda a: a[order], merged)
         return new
 
     def folds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -241,11 +241,11 @@ class FixedPointCurve:
         low, high = self.at.x[[0, -1]]
         ends = []
         for a in alpha:
-            found = curve.solve(np.log(a), extrapolate=False)
+            solutions = curve.solve(np.log(a), extrapolate=False)
             below, recovered = a < self.at.alpha[0], a > self.recovery
             # no crossing: nothing is learned below the curve, everything above it
-            crossings = found if len(found) else [low if below else high]
-            beyond = recovered and not (below or len(found))
+            crossings = solutions if len(solutions) else [low if below else high]
+            beyond = recovered and not (below or len(solutions))
             first = low if below else self.perfect if beyond else crossings[0]
             ends.append((first, self.perfect if recovered else crossings[-1]))
         return tuple(np.asarray(ends).T)
@@ -294,25 +294,25 @@ class FixedPointCurve:
         # the value, that of each net, Q, and the error that nets share
         S = float(self.model.prior.second_moment(1)[0, 0])
         end = (S, self.recovery_error) if perfect else (bottom.Q[0], low * bottom.error[0])
-        found = [
+        rows = [
             (high, top.replicas[0], top.Q[0], top.alpha[0] * top.error[0]),
             (low, bottom.replicas[0], *end),
         ]
         # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
         infinite = perfect and not self.model.prior.traits.discrete
         if infinite:
-            alpha, both, slope = low, (bottom, bottom), 1.0
-            found.insert(1, found[1])
+            alpha, middle, slope = low, (bottom, bottom), 1.0
+            rows.insert(1, rows[1])
         else:
             alpha, pair = self.equal(low, high)
-            both, L = (pair,), pair.L.mean(1)
+            middle, L = (pair,), pair.L.mean(1)
             slope = float(np.diff(L)[0])
-            each = alpha - alpha * np.diff(pair.L - L[:, None], axis=0)[0] / slope
-            found.insert(1, (alpha, each, pair.Q[1], alpha * np.sqrt(_PERFECT_V) / slope))
-        points = jax.tree.map(lambda *a: np.concatenate(a), top, *both, bottom)
+            replicas = alpha - alpha * np.diff(pair.L - L[:, None], axis=0)[0] / slope
+            rows.insert(1, (alpha, replicas, pair.Q[1], alpha * np.sqrt(_PERFECT_V) / slope))
+        points = jax.tree.map(lambda *a: np.concatenate(a), top, *middle, bottom)
         context = (
             (points.x, points.Q, np.asarray([high, alpha, alpha, low])),
-            np.asarray([value for value, *_ in found]),
+            np.asarray([value for value, *_ in rows]),
             np.asarray(slope),
         )
         alphas = implicit.differentiable(
@@ -323,8 +323,8 @@ class FixedPointCurve:
         )
         result = Result.SUCCESS if self.known else Result.INACCURATE
         algorithmic, optimal, spinodal = (
-            _threshold(alpha, each, Q, shared, result)
-            for alpha, (_, each, Q, shared) in zip(alphas, found, strict=True)
+            _threshold(alpha, replicas, Q, shared, result)
+            for alpha, (_, replicas, Q, shared) in zip(alphas, rows, strict=True)
         )
         return algorithmic, optimal, spinodal
 
@@ -340,11 +340,11 @@ def _push(
 ) -> Array:
     """Tangents of the three thresholds: of α at the ends of the branches, -dh/(dh/dα) between."""
     at, alphas, slope = context
-    moved, Phi = _slopes(model, at, sizes, directions)
-    equal = moved[3] if infinite else (Phi[1] - Phi[2]) / slope
-    moved = jnp.stack([moved[0], equal, moved[3]])
-    moved = jnp.where(jnp.isfinite(alphas) & (alphas > 0.0), moved, 0.0)
-    return jnp.where(regular_along(model, directions), moved, missing())
+    tangents, Phi = _slopes(model, at, sizes, directions)
+    equal = tangents[3] if infinite else (Phi[1] - Phi[2]) / slope
+    tangents = jnp.stack([tangents[0], equal, tangents[3]])
+    tangents = jnp.where(jnp.isfinite(alphas) & (alphas > 0.0), tangents, 0.0)
+    return jnp.where(regular_along(model, directions), tangents, missing())
 
 
 def _threshold(

@@ -132,14 +132,14 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
     def step(state: _NewtonState) -> _NewtonState:
         old, (alpha, V) = state.point, state.next
         new = branch_point(branch, V, jnp.maximum(alpha, region.floor), region.eigenmatrix)
-        moved = new.V - old.V
+        dV = new.V - old.V
         rise = (new.log_growth - jnp.log(new.alpha)) - (old.log_growth - jnp.log(old.alpha))
         # Broyden: the smallest change of c, in the metric of V, that explains the rise of log λ
-        missing = rise - jnp.sum(state.gradient * moved)
+        missing = rise - jnp.sum(state.gradient * dV)
         # no gradient is known at first: typically log λ rises as fast as log α
         first = state.count == 0
-        guessed, learned = _dual(new.V, new.tangent), missing * _dual(old.V, moved)
-        c = jnp.where(first, guessed, state.gradient + learned)
+        guessed, correction = _dual(new.V, new.tangent), missing * _dual(old.V, dV)
+        c = jnp.where(first, guessed, state.gradient + correction)
         slope = jnp.clip(1.0 + jnp.sum(c * new.tangent), *_SLOPE_RANGE)
         change = -(new.log_growth + jnp.sum(c * new.newton)) / slope
         change = jnp.clip(change, -_MAX_LOG_STEP, _MAX_LOG_STEP)
@@ -204,9 +204,9 @@ def _tangent(
     def one(at: tuple[PRNGKeyArray, Roots, Array, Array]) -> Array:
         key, root, jacobian, slope = at
         h = lambda model: _log_growth(region.branch(model, root.alpha, key), root, jacobian)
-        moved = implicit.derivative(h, model, directions)
+        dh = implicit.derivative(h, model, directions)
         # labels that jump have no derivative along the sampled ones
-        return jnp.where(model.channel.regular[0], -moved / slope, jnp.nan)
+        return jnp.where(model.channel.regular[0], -dh / slope, jnp.nan)
 
     roots = prepared[0]
     zero = jnp.zeros_like

@@ -116,8 +116,9 @@ def staircase(
         several indices are learned together, some never, or some beyond alpha_max, which `.message`
         says. If labels depend linearly on a direction once others are learned, it is learned in the
         same step as these, whose `subspace` is then half the direction that grows, half the
-        projector on all that is learned with it. `alpha` and `replicas` have one derivative, forwards and backwards, in
-        every array of the model; overlap and subspace are constant. After the first threshold
+        projector on all that is learned with it. `alpha` and `replicas` have one derivative,
+        forwards and backwards, in every array of the model; overlap and subspace are constant.
+        After the first threshold
         derivatives are NaN for links that jump and are integrated numerically (not those of
         `smi.links` whose labels have few values, with noise or without): take differences at one
         key. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN, and

@@ -147,15 +147,15 @@ class _Hysteresis(eqx.Module):
 
         return lax.map(one, (alpha, keys))
 
-    def informed_wins(self, alpha: Array, both: Branches, keys: PRNGKeyArray) -> Array:
+    def informed_wins(self, alpha: Array, branches: Branches, keys: PRNGKeyArray) -> Array:
         """True where the informed branch exists, and has the larger free entropy (R,)."""
         # all at the same keys: the errors of both branches cancel in the difference
-        uninformed = self.free_entropies(alpha, both.uninformed, keys)
+        uninformed = self.free_entropies(alpha, branches.uninformed, keys)
         # Φ at V = 1e-7 S of the branch itself put the binary perceptron at 1.492, not 1.245
         if self.informed_is_perfect:
             return self.perfect_free_entropies(alpha, keys) > uninformed
-        informed = self.free_entropies(alpha, both.informed, keys)
-        return both.converged & both.distinct & (informed > uninformed)
+        informed = self.free_entropies(alpha, branches.informed, keys)
+        return branches.converged & branches.distinct & (informed > uninformed)
 
     @eqx.filter_jit
     def free_entropies(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Array:
@@ -240,9 +240,9 @@ class FirstOrder(Described):
     @property
     def message(self) -> str:
         """The sentences that go with the result codes (outside jit and vmap)."""
-        said = dict.fromkeys(x.message for x in self.thresholds.values() if x is not None)
+        sentences = dict.fromkeys(x.message for x in self.thresholds.values() if x is not None)
         if self.kind != "none":
-            return "\n".join([*said, *self._other_jumps])
+            return "\n".join([*sentences, *self._other_jumps])
         if self.informed.shape[1] == 1:
             return "α grows along the curve of fixed points: no transition."
         spacing = number(jnp.max(jnp.diff(self.alpha)))
@@ -255,14 +255,14 @@ class FirstOrder(Described):
     def _other_jumps(self) -> list[str]:
         """List sentences on the jumps of a branch to a third one."""
         ends = [float(x.alpha) for x in self.thresholds.values() if x is not None]
-        said = []
+        texts = []
         for name in ("uninformed", "informed"):
             alpha = np.asarray(self.alpha)[jumps(self.alpha, getattr(self, name)[:, 0, 0])]
-            at = [a for a in alpha if not np.isclose(a, ends, rtol=_SIDES, atol=0.0).any()]
-            if at:
-                listed = " and ".join(number(a) for a in at)
-                said.append(f"The {name} branch jumps at α = {listed}, too: to a third branch.")
-        return said
+            places = [a for a in alpha if not np.isclose(a, ends, rtol=_SIDES, atol=0.0).any()]
+            if places:
+                listed = " and ".join(number(a) for a in places)
+                texts.append(f"The {name} branch jumps at α = {listed}, too: to a third branch.")
+        return texts
 
     @property
     def thresholds(self) -> dict[str, Threshold | None]:
@@ -398,9 +398,9 @@ def first_order(
     # the grid takes one key, with the points of all nets
     hysteresis = _Hysteresis(frozen(model), frozen(S), size * nets, max_steps or 3000)
     with Bar(len(grid), "first-order transition: branches", progress) as bar:
-        both = _on_grid(hysteresis, grid, key, bar)
-    distinct = np.asarray(both.distinct)
-    recovered = np.asarray(both.results)[distinct, 1] == Result.RECOVERED
+        branches = _on_grid(hysteresis, grid, key, bar)
+    distinct = np.asarray(branches.distinct)
+    recovered = np.asarray(branches.results)[distinct, 1] == Result.RECOVERED
     kind, thresholds = "none", (None, None, None)
     if distinct.any():
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(nets))
@@ -411,10 +411,10 @@ def first_order(
             ends = dataclasses.replace(
                 hysteresis, points_per_net=size, informed_is_perfect=all_recovered
             )
-            thresholds = _thresholds(ends, grid, both, keys, diverges, bar)
+            thresholds = _thresholds(ends, grid, branches, keys, diverges, bar)
         kind = "first order"
-        grid, both, thresholds = _with_points(hysteresis, grid, both, thresholds, key)
-    curves = jnp.asarray(grid), S - both.uninformed, S - both.informed
+        grid, branches, thresholds = _with_points(hysteresis, grid, branches, thresholds, key)
+    curves = jnp.asarray(grid), S - branches.uninformed, S - branches.informed
     return not_differentiable(FirstOrder(kind, *thresholds, *curves, S), model)
 
 
@@ -430,10 +430,10 @@ def _of_one_index(
     where Q grows fast."""
     points_per_net, nets = averages.sizes(2**14, 8, 2)
     sizes = Sizes(key, power_of_two(points_per_net), nets)
-    still = frozen(model)
-    recovers = bool(OverlapMap(still, jnp.ones(()), *sizes).recovers)
+    frozen_model = frozen(model)
+    recovers = bool(OverlapMap(frozen_model, jnp.ones(()), *sizes).recovers)
     with Bar(SCAN, "first-order transition", progress) as bar:
-        curve = FixedPointCurve(still, sizes, grid[-1], recovers, bar.update)
+        curve = FixedPointCurve(frozen_model, sizes, grid[-1], recovers, bar.update)
         traits = model.prior.traits
         finite = traits.continuous or traits.discrete or curve.recovery > grid[-1]
         check(finite, "model", model.prior, _PRIORS.format(curve.recovery))
@@ -458,58 +458,59 @@ def _of_one_index(
 def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
     """Follow both branches along the grid, the uninformed one upwards."""
     V = (1.0 - _SMALL_Q) * hysteresis.S
-    prior, found = hysteresis.model.prior, []
+    prior, points = hysteresis.model.prior, []
     for alpha in grid:
-        found.append(hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None]))
-        V = found[-1].uninformed[0]
+        points.append(hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None]))
+        V = points[-1].uninformed[0]
         # here, not at the end: the rest of the grid takes minutes
-        recovered = found[-1].distinct & (found[-1].results[:, 1] == Result.RECOVERED)
+        recovered = points[-1].distinct & (points[-1].results[:, 1] == Result.RECOVERED)
         finite = prior.traits.continuous or prior.traits.discrete or not recovered
         check(finite, "model", prior, _PRIORS.format(alpha))
         bar.update(1, {"α": f"{alpha:.4g}"})
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *found)
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *points)
 
 
 def _with_points(
-    hysteresis: _Hysteresis, grid: np.ndarray, both: Branches, ends: Ends, key: PRNGKeyArray
+    hysteresis: _Hysteresis, grid: np.ndarray, branches: Branches, ends: Ends, key: PRNGKeyArray
 ) -> tuple[np.ndarray, Branches, Ends]:
     """Add points beside the ends of the branches and beside equal Φ to the grid and its branches,
     where the branches differ, and the overlaps there to the thresholds."""
-    done = []
+    thresholds = []
     names = ("uninformed", "informed", "informed")
     for end, side, name in zip(ends, (-_BESIDE, 0.0, _BESIDE), names, strict=True):
         alpha = float(end.alpha + side * end.stderr)
-        at = int(np.searchsorted(grid, alpha))
-        if 0 < at < len(grid):
-            V = both.uninformed[at - 1]
-            here = hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None])
-            if bool(here.distinct[0]):
-                grid = np.insert(grid, at, alpha)
-                both = jax.tree.map(lambda x, y, k=at: jnp.insert(x, k, y[0], axis=0), both, here)
-                end = dataclasses.replace(end, overlap=hysteresis.S - getattr(here, name)[0])
-        done.append(end)
-    return grid, both, (done[0], done[1], done[2])
+        index = int(np.searchsorted(grid, alpha))
+        if 0 < index < len(grid):
+            V = branches.uninformed[index - 1]
+            new = hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None])
+            if bool(new.distinct[0]):
+                grid = np.insert(grid, index, alpha)
+                insert = lambda x, y, k=index: jnp.insert(x, k, y[0], axis=0)
+                branches = jax.tree.map(insert, branches, new)
+                end = dataclasses.replace(end, overlap=hysteresis.S - getattr(new, name)[0])
+        thresholds.append(end)
+    return grid, branches, (thresholds[0], thresholds[1], thresholds[2])
 
 
 def _thresholds(
     hysteresis: _Hysteresis,
     grid: np.ndarray,
-    both: Branches,
+    branches: Branches,
     keys: PRNGKeyArray,
     diverges: bool,
     bar: Bar,
 ) -> Ends:
     """The algorithmic, information-theoretic and spinodal thresholds with their error bars, from
     the branches on the grid; `diverges`: Φ of the informed branch does."""
-    inside = np.flatnonzero(np.asarray(both.distinct))
-    first, last = inside[[0, -1]]
+    indices = np.flatnonzero(np.asarray(branches.distinct))
+    first, last = indices[[0, -1]]
     # the informed branch appears inside the grid, the uninformed one ends there
     appears, ends = bool(first > 0), bool(last + 1 < len(grid))
-    of_keys = lambda alpha: jnp.full(len(keys), alpha, both.uninformed.dtype)
+    of_keys = lambda alpha: jnp.full(len(keys), alpha, branches.uninformed.dtype)
 
     def branches_at(alpha: Array, index: int) -> Branches:
         bar.update(1, {"α": f"{float(jnp.mean(alpha)):.4g}"})
-        return hysteresis.branches(alpha, both.uninformed[index], keys)
+        return hysteresis.branches(alpha, branches.uninformed[index], keys)
 
     def merged(alpha: Array) -> Array:
         # True if the iteration from V of the last point reaches the informed branch; V of other
@@ -549,11 +550,11 @@ def _thresholds(
     # the start has to lie in the new basin of Q = S: α exceeds the spinodal by about √V
     basin = math.sqrt(_INFORMED_V) if diverges else 0.0
     # MAX_STEPS next to a spinodal moves no threshold: it counts inside the hysteresis only
-    codes = np.asarray(both.results)
-    converged = bool(np.isin(codes[inside], (Result.SUCCESS, Result.RECOVERED)).all())
+    codes = np.asarray(branches.results)
+    converged = bool(np.isin(codes[indices], (Result.SUCCESS, Result.RECOVERED)).all())
     # a branch that is no number counts as absent, and would be taken for a spinodal
-    broken = bool((codes == Result.NONFINITE).any())
-    code = choose((True, Result.MAX_STEPS), (converged, Result.SUCCESS), (broken, Result.NONFINITE))
+    failed = bool((codes == Result.NONFINITE).any())
+    code = choose((True, Result.MAX_STEPS), (converged, Result.SUCCESS), (failed, Result.NONFINITE))
 
     def threshold(values: Array, cell: float, V: Array, basin: float) -> Threshold:
         alpha = jnp.mean(values)
@@ -562,16 +563,16 @@ def _thresholds(
         shared = jnp.hypot(cell / np.sqrt(12.0), basin * alpha)
         stderr = jnp.where(regular, jnp.hypot(standard_error(values), shared), 0.0)
         finite = alpha if bool(jnp.isfinite(alpha)) else grid[last]
-        index = inside[np.argmin(np.abs(grid[inside] - float(finite)))]
-        growth = both.uninformed[index] - both.informed[index]
+        index = indices[np.argmin(np.abs(grid[indices] - float(finite)))]
+        growth = branches.uninformed[index] - branches.informed[index]
         return Threshold(
             alpha, stderr, values, growth / jnp.trace(growth), hysteresis.S - V[index], code
         )
 
     return (
-        threshold(algorithmic, cell_end, both.uninformed, 0.0),
-        threshold(optimal, cell, both.informed, basin),
-        threshold(spinodal, cell_start, both.informed, basin),
+        threshold(algorithmic, cell_end, branches.uninformed, 0.0),
+        threshold(optimal, cell, branches.informed, basin),
+        threshold(spinodal, cell_start, branches.informed, basin),
     )
 
 

@@ -144,11 +144,11 @@ def growth(
     tensor = jax.vmap(conjugation)(G, G_other)
     X = lax.stop_gradient(leading_eigenmatrix(tensor)) if eigenmatrix is None else eigenmatrix
     outer = symmetric(jnp.einsum("npm,nqm->npq", g, g_other)).reshape(nets, -1, P, P)
-    missed = post.error > model.channel.averaging.tolerance
+    inaccurate = post.error > model.channel.averaging.tolerance
     # δ(G X G) = 2 G X δG, with an error of ∂g relative to 1 + |∂g|
     slope = jnp.max(jnp.abs(post.dg), axis=(1, 2, 3, 4))
-    each = jnp.where(missed, 0.0, weight * slope * (1.0 + slope) * post.dg_error)
-    rate_error = 2.0 * jnp.max(jnp.abs(V)) ** 2 * jnp.mean(each)
+    errors = jnp.where(inaccurate, 0.0, weight * slope * (1.0 + slope) * post.dg_error)
+    rate_error = 2.0 * jnp.max(jnp.abs(V)) ** 2 * jnp.mean(errors)
     rate_error = rate_error if post.halves is None else jnp.zeros_like(rate_error)
     return Growth(
         rate_per_net=jnp.einsum("pq,rpqab,ab->r", X, tensor, X),
@@ -157,7 +157,7 @@ def growth(
         rate_error=rate_error,
         slope_error=slope_error,
         field_error=field_error,
-        inaccurate=jnp.mean(jnp.where(missed, weight, 0.0)),
+        inaccurate=jnp.mean(jnp.where(inaccurate, weight, 0.0)),
     )
 
 
