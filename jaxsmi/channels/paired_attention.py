@@ -191,7 +191,7 @@ class LastLayers(NamedTuple):
         total = logits[0] + logits[1]  # β δ²: where it is rounding alone the Jacobian vanishes
         inside = total > 8.0 * jnp.finfo(total.dtype).eps
         inside = inside & jnp.all((odds > limits[0]) & (odds < limits[1]), axis=0)
-        # any valid numbers where there are none: derivatives of what is masked must be finite
+        # valid numbers stand for missing ones: masked values need finite derivatives
         odds = jnp.where(inside, odds, 2.0)
         logits = jnp.where(inside, logits, math.log(2.0))
         gap = jnp.sqrt((logits[0] + logits[1]) / self.beta)

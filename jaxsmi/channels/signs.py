@@ -191,7 +191,7 @@ class SquarePlusSignParityChannel(ClosedFormChannel):
         terms = []
         for parity in (1.0, -1.0):
             square = statistic - parity
-            # any positive number where no z_1 exists: derivatives of what is masked must be finite
+            # a positive number stands for a missing z_1: masked values need finite derivatives
             root = jnp.sqrt(jnp.where(square > 0.0, square, 1.0))
             for sign in (1.0, -1.0):
                 d = sign * root - w[0]

@@ -23,8 +23,8 @@ SIGNIFICANT = 3.0  # standard errors; usual: one of 370 steps is calibrated by c
 _MAX_WIDENING = 1e6  # cap of one step: where V is rounding, the ratio of distances is infinite
 _MAX_SHARE = 0.999  # largest share of S that V may reach; derived: Q = S - V stays positive
 # Damping, empirical: runs of phase retrieval at D = 1000 end, and a direction that grows is free
-_TRACE_FALLS = 0.99  # tr C over its lowest
-_CHANGE_FALLS = 0.9  # ‖ΔŴ‖/‖Ŵ‖ over its smallest
+_TRACE_FALLS = 0.99  # tr C over its lowest value: smaller is progress
+_CHANGE_FALLS = 0.9  # ‖ΔŴ‖/‖Ŵ‖ over its smallest value: smaller is progress
 _ALIGNED = 0.5  # random changes of a large signal have a cosine of order 1/√D
 _STEPS_TO_DAMP = 8  # steps without progress
 _MAX_DAMPING = 1.0 - 0.5**3
@@ -78,7 +78,7 @@ def calibration(
     n = (n + a * a * s) / (1.0 + a * s)
     T = jnp.sum((vectors.T @ b) ** 2, axis=1) / (n * D) - 1.0
     deviation = (T - a * s) / (jnp.sqrt(2.0 / D) * (1.0 + a * s))
-    # continuous in δ: what is within the error stays as it is
+    # continuous in δ: deviations within the error stay as they are
     shrunk = 1.0 - (significance / deviation) ** 2
     significant = jnp.where(jnp.abs(deviation) > significance, shrunk, 0.0)
     least = jnp.minimum(a, significance * jnp.sqrt(2.0 / D) / s)

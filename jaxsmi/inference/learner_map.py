@@ -221,7 +221,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         S = teacher.second_moment
         P = self.learner.network.indices
         identity = jnp.eye(P, dtype=S.dtype)
-        # value where None, and what a number multiplies
+        # the value for None, and the matrix that a number multiplies
         defaults = {
             "overlap": (1.0, jnp.trace(S) / len(S) * identity),
             "teacher_overlap": (0.8, _aligned(P, S)),

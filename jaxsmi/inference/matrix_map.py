@@ -87,7 +87,7 @@ _MIN_PARAMETER = 1e-14  # an order parameter that counts as zero
 _MIN_GAIN = 1e-6  # c at least: labels that tell nothing of S
 _MIN_NOISE = 1e-10  # δ at least, what the spectra resolve: a smaller e is rounding
 _PLAIN_AFTER = (Result.DIVERGED, Result.MAX_STEPS)  # ends after which plain steps are taken
-_PAIR_BATCH = 256  # pairs of so many nodes with all others at a time: some megabytes
+_PAIR_BATCH = 256  # nodes whose pairs with all others are in memory together: some megabytes
 
 _matrix = lambda value: value * jnp.ones((1, 1))
 
@@ -441,7 +441,7 @@ class MatrixLearnerMap(AbstractLearnerMap):
         zero = jnp.zeros((), theory_dtype())
         code, errors, state, jumps = run.result, {"overlap": _matrix(zero)}, None, zero
         if self.labels is not None and answers is not None:
-            # nets differ little: one map is averaged, and its slope carries what they differ by
+            # nets differ little: one map is averaged, and its slope carries the differences
             _, follow = jax.linearize(self.follow, average)
             off = jax.tree.map(lambda a, mean: a - mean, labels, average)
             off = off._replace(squared=jnp.zeros_like(off.train))

@@ -423,7 +423,7 @@ def _finish(
         weights = jnp.where(damped, bethe.estimate.astype(weights.dtype), weights)
     overlaps = model.metric.overlaps(weights, data.teacher)
     if solver.spectral is not None:
-        # the last record is of what is returned
+        # the last record is that of the returned state
         last = jnp.sum(jnp.isfinite(history["step"])) - 1
         returned = {**overlaps, "covariance": state.covariance}
         history = history | {k: history[k].at[last].set(x) for k, x in returned.items()}

@@ -324,7 +324,7 @@ class OverlapMap(AbstractOrderMap):
             return self.alpha * symmetric(self.restrict(replica)) + side
 
         Qhat = precision(response.mean)
-        # nets differ little: the prior is averaged once, and its slope carries what they differ by
+        # nets differ little: the prior is averaged once, and its slope carries the differences
         value, pull = jax.linearize(lambda A: self.restrict(prior.mmse(self.embed(A))), Qhat)
         jacobian = self.alpha * self._restrict_tensor(response.jacobian)
         return fixed_point.Evaluation(

@@ -57,11 +57,11 @@ from jaxsmi.numerics.linear_algebra import inverse_root, sqrt_psd
 
 REGULARISATION = 0.95
 _LABELS = 4096  # number of labels in the averages of the theory, at most
-_RESIDUAL = 1e-3  # over a gap of 0.05: an angle of 0.02
+_RESIDUAL = 1e-3  # residual of an eigenvector: over a gap of 0.05, an angle of 0.02
 _DENSE = 64  # P D up to which the matrix is diagonalised
 _STAGE = 25  # iterations between two looks at the residual
 _MOST_ITERATIONS = 200  # an eigenvalue that has not settled by then is next to the edge
-_COMBINATIONS = 4096  # on the unit sphere of four vectors 0.2 apart; each round halves that
+_COMBINATIONS = 4096  # random combinations: 0.2 apart for four vectors; each round halves that
 _ROUNDS = 8
 # squared distances of Gram matrices, relative, below which vectors are those of an outlier
 # (empirical): where its copies are combined, and where there is one

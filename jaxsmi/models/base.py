@@ -487,7 +487,7 @@ def check_data(model: AbstractModel, data: Dataset, teacher: bool = True) -> Dat
     allowed = f"rows of shape {shape}" if np.prod(shape) > 1 else "one number a sample, shape (N,)"
     squeezed = [n for n in row if n != 1] == [n for n in shape if n != 1]
     sizes = ", ".join(map(str, (N, *shape)))
-    # one number a sample is one number, whether (N,) or (N, 1)
+    # a number a sample may come as (N,) or (N, 1)
     single = np.prod(row) == np.prod(shape) == 1
     hint = f": take labels.reshape({sizes})" if squeezed else ""
     check(single, "data.labels", data.labels, allowed + hint)

@@ -26,7 +26,7 @@ from jaxtyping import Array
 from jaxsmi.numerics.roots import bisect, differentiable_root
 from jaxsmi.numerics.symmetric_spectrum import AbstractSymmetricSpectrum, band_nodes
 
-_NODES, _LEAST = 768, 16  # nodes in all, and of one eigenvalue's part of a band
+_NODES, _LEAST = 768, 16  # nodes in all, and least number for the part of one eigenvalue
 
 
 class _Curve(eqx.Module):

@@ -22,7 +22,7 @@ from jaxsmi.core import validate
 from jaxsmi.core.arrays import nan_unless
 from jaxsmi.core.validate import check
 
-_FEWEST = 4  # values: the last two of three differences give a power, the first two the one before
+_FEWEST = 4  # values: of three differences the last two give a power, the first two the one before
 _POWERS = (0.25, 2.0)  # range of the power of Δ: outside, differences are noise
 _EVEN = 1e-3  # relative error of the ratio of two variances, as rounded by hand
 

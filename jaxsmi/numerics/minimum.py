@@ -39,8 +39,8 @@ Function = Callable[[PyTree, Array], Array]  # F of a sample's numbers and of x 
 
 # empirical: a descent takes 5 to 10 steps, so that few lanes are left after 6
 _STEPS = 80
-_TOGETHER = 6  # steps of all lanes
-_PART = 16  # one part in so many of the lanes is gathered then
+_TOGETHER = 6  # steps that all lanes take first
+_PART = 16  # then lanes are gathered, 1/16 of them at a time
 _DISTINCT = 1e-3  # minima closer than this, relative to their size, are one
 # rounding of F and of its derivatives leaves a gradient of about ε^{2/3}; a thousand times that is
 # still a flat minimum, not a slope

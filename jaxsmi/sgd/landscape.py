@@ -40,7 +40,7 @@ from jaxsmi.sgd.sample_averages import (
 
 _SIZES = 2**18, 16  # points of all nets, and nets: errors of 1e-4 of the risk of attention
 _RISK_ROUNDING = 1e3  # machine epsilons of the risk: a sum over 1e4 nodes loses less
-_RANDOM_RAYS = 4096  # random ones for the escape: within 2 degrees of any in three dimensions
+_RANDOM_RAYS = 4096  # random rays of the escape: within 2 degrees of any in three dimensions
 
 
 def risk(

@@ -146,7 +146,7 @@ def _root(model: AbstractModel, region: SearchRegion, key: PRNGKeyArray) -> Root
         change = jnp.where(unstable(new), 0.0, change)  # V comes first
         return _NewtonState(new, c, change, new.after_step(change, S), state.count + 1)
 
-    # one program for the first point and for the others: they are most of what is compiled
+    # one program serves the first point and the others: compiling it dominates
     shapes = eqx.filter_eval_shape(
         branch_point, branch, region.V0, region.guess, region.eigenmatrix
     )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # eigenvalues of a subspace below this part of the largest are statistical errors
 _MIN_EIGENVALUE = 0.05
 _MIN_NEW_LENGTH = 1e-6  # length of a new direction outside of the learned ones that is not rounding
-_MIN_RISE = 1.0005  # a threshold lies above the one before, by more than its root is accurate to
+_MIN_RISE = 1.0005  # least ratio of a threshold to the one before: above the accuracy of roots
 
 
 class Stairs(list[Threshold]):

@@ -33,8 +33,8 @@ from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, power_of_two, standard_er
 
 # empirical, over 48 keys: with 16 error bars of |z| were missed by up to five, with 32 by two
 _NETS = 32
-_EQUAL_RATES = 1e-6  # eigenvalues that agree to rounding are one eigenspace ..
-_EQUAL_SIGMAS = 4.0  # .. and those that agree within so many standard errors
+_EQUAL_RATES = 1e-6  # eigenvalues closer than rounding are one eigenspace
+_EQUAL_SIGMAS = 4.0  # and so are those within four standard errors
 _LINEAR_SIGMAS = 5.0  # E g gᵀ is non-zero from so many standard errors: 3e-7 by chance
 _BIAS_FACTOR = 25.0  # squared errors of integrals times 5²: five of their standard deviations
 _SIGNAL_ROUNDING, _RATE_ROUNDING = 1e-12, 1e-10  # rounding of E g gᵀ and λ_max in float64

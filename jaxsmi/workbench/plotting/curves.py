@@ -56,7 +56,7 @@ _OVERLAP = "overlap $Q/S$"
 _SQUARED = "cosine$^2$ with the teacher"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _MEANS = "means of runs"  # gid of an entry of the legend
-_THRESHOLD = "threshold"  # marks their lines
+_THRESHOLD = "threshold"  # gid of lines of thresholds
 _AT = r", $\alpha="  # between the name of a threshold and its value
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
 # model of each line of theory in words, and under "" the end of the label that names it
