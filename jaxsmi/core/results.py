@@ -52,9 +52,9 @@ class Result(enum.IntEnum):
     )
     MARGINAL = (
         7,
-        "The fixed point is marginal (spectral radius within 1e-3 of one): α is at a threshold, "
-        "where derivatives are infinite. Move α; smi.weak_recovery and smi.staircase compute "
-        "thresholds.",
+        "The fixed point is marginal (spectral radius one within 1e-3, or its error): α is at a "
+        "threshold, where derivatives are infinite. Move α, or take more points; smi.weak_recovery "
+        "and smi.staircase compute thresholds.",
     )
     UNSTABLE = (
         11,

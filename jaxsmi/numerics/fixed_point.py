@@ -65,6 +65,9 @@ _ROUGH_SIGMAS, _GROWS = 3.0, 1.1
 # Least trust: seven Newton steps that did not halve the residual. Empirical: three tanh units by
 # 1024 points, where one sample moves F by 2e-3, cycled for all of 300 steps; it takes 27.
 _STALLED = 2.0**-7
+# Statistical errors of F within which V stands still. Empirical: a link of two mixed fields next to
+# its threshold has ρ = 1.01 by 8192 points, and moved by a hundredth of them for all of 300 steps.
+_STANDS = 0.02
 # Where Newton steps are not sound, as off a saddle or on the way to V = 0, up to 2^4 steps of the
 # linearised map are taken at once, as errors of J of a few per cent add up; twice as many after one
 # that lowered the residual, a quarter after one that went too far. Two layers at α = 1, where V
@@ -297,6 +300,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         # a Newton step that did not halve the residual: the error of J is too large for all of it
         expected = (1.0 - 0.5 * state.polished) * state.residual
         failed = (state.polished > 0.0) & (residual > expected) & ~changed
+        failed = failed | self._at_threshold(evaluation, difference, rho)
         trust = jnp.where(failed, 0.5 * state.trust, state.trust)
         longest = _MAX_STEP * jnp.max(scale)
         part = jnp.minimum(trust, longest / jnp.maximum(jnp.max(jnp.abs(newton_step)), longest))
@@ -366,6 +370,14 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         grows = jnp.max(jnp.abs(difference)) > _GROWS * state.residual
         return jnp.any(moves) & (state.use_part | (~state.points_changed & grows))
 
+    def _at_threshold(self, evaluation: Evaluation, difference: Array, rho: Array) -> Array:
+        """V stands still where J, by its statistical error, has ρ >= 1: the points do not tell
+        whether F contracts. Searches for the end of a branch do not ask."""
+        spread = standard_error(evaluation.replicas)
+        still = jnp.all(jnp.abs(difference) <= _STANDS * spread)
+        searches = self.fold or self.downwards is not None
+        return jnp.asarray(not searches) & still & (rho >= 1.0)
+
     def _next_doublings(self, doublings: Array, lower: Array, too_far: Array) -> Array:
         """Return one more after a step that lowered the residual, two fewer after one that raised
         it and went too far; else the number of the start."""
@@ -407,6 +419,8 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             error = propagated_error(state.evaluation.jacobian, state.evaluation.replicas)
             converged = converged | ((state.trust <= _STALLED) & (state.distance <= jnp.max(error)))
         converged = converged & (state.spectral_radius < 1.0)
+        marginal = self._at_threshold(state.evaluation, state.difference, state.spectral_radius)
+        converged = converged | (marginal & (state.trust <= _STALLED))
         rises: Array | bool = False
         falls: Array | bool = False
         if self.downwards is not None:

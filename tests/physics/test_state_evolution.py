@@ -103,6 +103,32 @@ def test_a_map_that_jumps_ends_within_its_error(jumps):
         assert float(found.state.remaining[0, 0]) > 0.005  # goes into the error bar
 
 
+def test_a_jacobian_above_one_by_its_error_ends_an_iteration_that_stands():
+    """F contracts to 0.5 and jumps by 2e-6, J is stated as 1.01, replicas differ by 2e-2. A growing
+    direction goes on: 1.3 times its distance from one a step, with errors of a tenth of that."""
+
+    def map_of(V):
+        value = 0.5 + 0.9 * (V - 0.5) - 2e-6 * jnp.where(V > 0.5, 1.0, -1.0)
+        replicas = value + jnp.array([0.01, -0.01])[:, None, None]
+        return fixed_point.Evaluation(value, jnp.full((1,) * 4, 1.01), replicas, ZERO, 0.0 * value)
+
+    found = solved(map_of, [[0.7]], 1e-7, max_steps=100)
+    assert result(found) == Result.SUCCESS
+    assert float(found.state.spectral_radius) > 1.0  # state evolution says MARGINAL
+    # a fiftieth of the standard error 0.01, over 1 - 0.9, and one more of it
+    np.testing.assert_allclose(found.state.V, 0.5, atol=4e-3)
+
+    def grows(V):
+        value = 1.0 - jnp.minimum(1.3 * (1.0 - V), 0.5 + 0.5 * (1.0 - V))
+        replicas = value + 0.1 * (1.0 - V) * jnp.array([1.0, -1.0])[:, None, None]
+        slope = jnp.where(1.0 - V < 0.5 / 0.8, 1.3, 0.5)
+        return fixed_point.Evaluation(value, slope.reshape((1,) * 4), replicas, ZERO, 0.0 * value)
+
+    found = solved(grows, [[1.0 - 1e-8]], 1e-6, max_steps=200)
+    assert result(found) == Result.SUCCESS
+    np.testing.assert_allclose(found.state.V, 0.0, atol=1e-3)
+
+
 @SLOW
 def test_steps_far_from_the_end_take_a_part_of_the_points():
     """An eighth of 512 points is the map of 64; its steps lead to the end of 512 points."""
