@@ -7,6 +7,8 @@ Eqs. (77) to (79)], ω = Q^{1/2} ξ, ξ and η iid N(0, 1):
     of an estimate:    z = Mᵀ Q^{-1} ω + (ρ - Mᵀ Q^{-1} M)^{1/2} η
     (around the means B Eᵀ and R* Eᵀ, if inputs have fixed directions)
     plug-in:  E ‖link(z) - link(ω)‖²;     Bayes:  ½ E ‖link(z) - link(z')‖²
+    of signs of one field each (seen at the points, also of scores): (4/π) arccos c;  Bayes
+    (2/π) arccos c²;  the share of wrong signs (1/π) arccos c,   c the correlation of z and ω
     of one input:  E[link(z)|ω],  √Var[link(z)|ω],   z = ω + V^{1/2} η,  V of the run
 
 of matrix scores [theory: attention-indexed, Eqs. (37) to (42)], ω ~ √q GOE(T),
@@ -141,16 +143,29 @@ def prediction_error(
         omega = omega + teacher.field_means[0]
         mean = mean + teacher.field_means[1]
     # the teacher may be another model than the student that predicts
-    true_link = jax.vmap(jax.vmap(law.link))
-    labels = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, eta))
+    predictor = law.link if bayes else model.link
+    z = mean + jnp.einsum("pq,rsqm->rspm", rest, eta)
     if bayes:
-        other = true_link(mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + P_star :]))
-    else:
-        other = jax.vmap(jax.vmap(model.link))(omega)
-    losses = jax.vmap(jax.vmap(_squared_distance if loss is None else loss))(other, labels)
+        omega = mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + P_star :])
+    of_fields = lambda w, z: (_squared_distance if loss is None else loss)(
+        predictor(w), law.link(z)
+    )
+    losses = jax.vmap(jax.vmap(of_fields))(omega, z)
     # two labels of one posterior differ by twice the error of its mean
     per_net = jnp.mean(losses, axis=1) / copies
     estimate = Estimate(jnp.mean(per_net), standard_error(per_net))
+    centred = teacher is None or teacher.field_means is None
+    # otherwise the average has a derivative, of which that of an angle would make NaN
+    jumps = loss is not None or model.channel.outcomes is not None
+    if (P, P_star, M) == (1, 1, 1) and centred and jumps:
+        # a loss of opposite signs of two fields alone: the angle between them
+        one = jnp.ones((1, 1), z.dtype)
+        cost = of_fields(one, -one)
+        exact = jnp.all(losses == cost * ((omega >= 0.0) != (z >= 0.0))[..., 0, 0])
+        x, y = into[0, 0], rest[0, 0]
+        x, y = (x**2, y * jnp.sqrt(y**2 + 2.0 * x**2)) if bayes else (x, y)
+        closed = Estimate(cost / copies * jnp.arctan2(y, x) / np.pi, jnp.zeros(()))
+        estimate = jax.tree.map(lambda a, b: jnp.where(exact, a, b), closed, estimate)
     overlaps = (Q,) if teacher is None else (Q, teacher.teacher_overlap, rho)
     # a loss may jump, as that of a wrong sign does
     return derivative_of_labels(estimate, (model, *overlaps), model.channel, loss is None)
@@ -244,8 +259,9 @@ def generalization_error(
         plug-in: E ‖link(z) - link(ω)‖²;    bayes: E ‖link(z) - E[link(z)|ω]‖².
 
     For labels ±1 a wrong sign costs (1 + 1)² = 4: the plug-in error is four times the share of
-    wrong signs, which `loss=smi.losses.misclassification` averages itself, of scores, too. For the
-    theory of a learner, and for a run on data, with `data=`:
+    wrong signs, which `loss=smi.losses.misclassification` averages itself, of scores, too. The
+    share is arccos(c)/π without sampling if label and prediction are signs of one field each, of
+    cosine c. For the theory of a learner, and for a run on data, with `data=`:
 
         z = Mᵀ Q⁻¹ ω + (ρ - Mᵀ Q⁻¹ M)^{1/2} η,   M = Ŵ W*ᵀ/D,  ρ = W* W*ᵀ/D
 

@@ -9,7 +9,7 @@ import pytest
 import jaxsmi as smi
 from helpers import attention_network, slow_but
 from jaxsmi.design.designs import IndexOperator
-from jaxsmi.models.prediction import prediction_error
+from jaxsmi.models.prediction import error_of_rows, prediction_error
 
 KEY = jax.random.key(0)
 deep = smi.DeepAttention
@@ -188,15 +188,38 @@ def test_errors_of_prediction_are_exact(model, q, plug_in, bayes):
 
 
 def test_stderr_of_the_error_is_honest():
-    """z-scores against E(y - ŷ)² = 4 P(signs differ) = 4 arccos(√q)/π, corr(z, ω) = √q."""
-    exact = 4 * np.arccos(np.sqrt(0.5)) / np.pi
-    Q = jnp.full((1, 1), 0.5)
-    run = jax.jit(lambda key: prediction_error(smi.links.sign(), Q, key=key, points=256))
+    """z-scores against E(y - ŷ)² = 4 P(products of signs differ) = 8 p (1 - p), p = arccos(√q)/π
+    that of one sign; one field is not sampled."""
+    wrong = np.arccos(np.sqrt(0.5)) / np.pi
+    exact, Q = 8 * wrong * (1 - wrong), 0.5 * jnp.eye(2)
+    model = smi.links.sign_product(2)
+    run = jax.jit(lambda key: prediction_error(model, Q, key=key, points=256))
     values, errors = jax.vmap(run)(jax.random.split(KEY, 40))
     scores = (values - exact) / errors
     # Student's t of 7 degrees of freedom: 1.18, of 40 draws between 0.75 and 1.7 (4 errors)
     assert 0.75 < np.sqrt(np.mean(scores**2)) < 1.7
     assert abs(np.mean(scores)) < 4 * 1.18 / np.sqrt(40)
+
+
+SIGNS = [
+    smi.links.sign(0.3, flip=0.1),
+    smi.links.linear(0.1),
+    smi.MultiIndex(lambda z: jnp.tanh(z[0, 0]), indices=1, noise=0.1),
+]
+
+
+@pytest.mark.parametrize("model", SIGNS, ids=lambda model: model.name)
+def test_the_share_of_wrong_signs_of_one_field_is_an_angle(model):
+    """arccos(cosine)/π to rounding, also at both ends; a link of two fields is sampled."""
+    share = {"key": KEY, "points": 256, "loss": smi.losses.misclassification}
+    for q in (0.0, 0.75, 1.0):
+        found = smi.generalization_error(model, q, **share)
+        np.testing.assert_allclose(found, (np.arccos(q**0.5) / np.pi, 0.0), atol=1e-12)
+    data = model.sample(KEY, dimension=40, alpha=2.0)
+    weights = data.teacher + jax.random.normal(KEY, (1, 40))
+    cosine = model.metric.overlaps(weights, data.teacher)["cosine"][0]
+    found = error_of_rows(model, weights, data, key=KEY, points=32, loss=share["loss"])
+    np.testing.assert_allclose(found, (np.arccos(cosine) / np.pi, 0.0), atol=1e-12)
 
 
 @pytest.mark.slow
