@@ -10,6 +10,7 @@ answer to a misspelt flag need not wait for the import of JAX, which takes over 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -125,7 +126,8 @@ class Command(NamedTuple):
 
     Args:
         target: The function, as "module:name".
-        learner: True: the argument `learner` is made of flags, too.
+        learner: True: the argument `learner` is made of flags, too; None: if one of these is given,
+            else it is Bayes.
         models: False: the next word is no model.
         runs: True: several keys make several runs.
         grid: True: several α are the grid of one call, not one call each.
@@ -133,7 +135,7 @@ class Command(NamedTuple):
     """
 
     target: str
-    learner: bool = False
+    learner: bool | None = False
     models: bool = True
     runs: bool = False
     grid: bool = False
@@ -143,7 +145,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "run": Command("cli.run:run"),
     "sweep": Command("cli.run:sweep", models=False),
-    "gamp": Command("inference.message_passing:gamp"),
+    "gamp": Command("inference.message_passing:gamp", learner=None),
     "state-evolution": Command("inference.evolution:state_evolution"),
     "free-entropy": Command("inference.evolution:free_entropy"),
     "risk": Command(
@@ -176,7 +178,8 @@ MODELS: dict[str, str] = {
     "semantic-positional": "models.sequence_single_index:semantic_positional",
     **_LINKS,
 }
-_MATRICES = ("attention-indexed", "bilinear")
+_MATRICES = {"attention-indexed": "n/d²", "bilinear": "n/(dL)"}  # of these, what α is
+_FLAT = ("sign", "sign-product", "sign-committee", "logistic", "door")  # links without a gradient
 # those that need no number; a sparse one is --density
 _PRIORS = {"gaussian": "priors.iid:Gaussian", "rademacher": "priors.discrete:Rademacher"}
 _SPARSE = "priors.discrete:BernoulliGauss"
@@ -198,6 +201,14 @@ _RECORDS = {
     "Gradient": "descent.options:Gradient",
     "Monitor": "descent.options:Monitor",
 }
+# where Python takes what words cannot say
+_HELP = {
+    "student": "The link of the predictions. Default: that of the model, which makes the labels.",
+    "ridge": "λ >= 0 of the penalty (λ/2) ‖W‖². Default 0.1.",
+    "start": '"spectral", "informed", or a number, the size of random weights; several: one for '
+    "each run, the largest free entropy wins. Default: 0.5 with a learner, else spectral or 1e-3.",
+}
+_ALPHA = re.compile(r"N/D (for index models, .* for matrices|\(matrices: .*\)\))")
 _MODEL_TYPES = {"AbstractModel", "IndexModel", "AbstractTeacher", "AbstractFlowTeacher"}
 _PRIOR_TYPES = {"Prior", "AbstractIidPrior"}
 _REQUIRED = {"model", "data", "optimizer"}  # made of presets where no flag asks for them
@@ -255,8 +266,9 @@ def flags_of(words: CommandLine) -> dict[str, Flag]:
         for argument in read(target).arguments:
             here = (*path, argument.name)
             made_by = _target_of(argument, words)
-            if made_by is not None:
-                add(made_by, here)
+            also = argument.name == "learner" and words.command.learner is None
+            for maker in filter(None, [made_by, _RECORDS["Bayes"] if also else None]):
+                add(maker, here)
             kind = _word_type(argument)
             if kind is None or argument.name in _FROM_COMMON:
                 continue
@@ -266,7 +278,10 @@ def flags_of(words: CommandLine) -> dict[str, Flag]:
             sized = argument.name != "alpha" or target.endswith((".sample", ":run"))
             preset = presets.get(argument.name) if required and sized else None
             required = required and preset is None
-            help = re.sub("`| ?Default None[.]| None(?=:)", "", in_shell(argument.help, words))
+            said = target in ("inference.message_passing:gamp", "learners.erm:Erm")
+            help = _HELP.get(argument.name, argument.help) if said else argument.help
+            help = _ALPHA.sub(_MATRICES.get(words.model, "N/D"), help)
+            help = re.sub("`| ?Default None[.]| None(?=:)", "", in_shell(help, words))
             if kind is bool:
                 word = name.replace("_", "-")
                 help = help.replace("False", f"--no-{word}").replace("True", f"--{word}")
@@ -279,7 +294,7 @@ def flags_of(words: CommandLine) -> dict[str, Flag]:
 def _target_of(argument: Argument, words: CommandLine) -> str | None:
     """Return the function that builds an argument from flags of its own, or None."""
     names = argument.types
-    if argument.name == "learner" and words.command.learner:
+    if argument.name == "learner" and words.command.learner is not False:
         matrix = words.model in _MATRICES
         return "learners.matrix_erm:MatrixErm" if matrix else "learners.erm:Erm"
     if words.model and argument.name == "model":
@@ -333,6 +348,11 @@ def call(words: CommandLine, values: Mapping[str, Any]) -> Any:
     flags = flags_of(words)
     values = _with_presets(flags, values)
     places = {flags[name].path: _value(flags[name], value) for name, value in values.items()}
+    bayes = arguments_of(_RECORDS["Bayes"])
+    of_loss = [x for x in places if x[0] == "learner" and x[-1] not in bayes]
+    student = values.get("student", words.model)
+    if student in _FLAT and (words.command.learner or of_loss):
+        raise ValueError(f"--student: {student} has no gradient; write --student linear.")
     shown = sys.stderr.isatty() and not words.common.get("quiet", False)
     runs = words.common.get("runs")
     model: Any = None
@@ -349,8 +369,16 @@ def call(words: CommandLine, values: Mapping[str, Any]) -> Any:
             needed = argument.default is None or (name == "learner" and words.command.learner)
             asked = [place for place in places if place[: len(here)] == here]
             made_by = _target_of(argument, words)
+            mixed = name == "learner" and 0 < len(of_loss) < len(asked)
+            if name == "learner" and asked and not of_loss:
+                made_by = _RECORDS["Bayes"]
             both = " and ".join(f"--{place[-1]}" for place in asked)
-            check(here not in asked or len(asked) == 1, name, both, "one of these flags")
+            check(
+                (here not in asked or len(asked) == 1) and not mixed,
+                name,
+                both,
+                "one of these flags",
+            )
             if name in common:
                 keywords[name] = common[name]
             elif here in asked:
@@ -364,7 +392,9 @@ def call(words: CommandLine, values: Mapping[str, Any]) -> Any:
             return model.sample(**keywords)
         made = load(target)(**keywords)
         model = made if path == ("model",) else model
-        return made
+        # as in theory: the labels are those of the model, not of the student
+        run = not path and words.name == "gamp" and hasattr(made, "learner")
+        return dataclasses.replace(made, model=model) if run else made
 
     return make(words.command.target, ())
 

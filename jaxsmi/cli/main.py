@@ -56,6 +56,8 @@ _COMMON = {
     "quiet": (bool, "No progress bars."),
     "vary": (str, "NAME=VALUE,VALUE,..: one result for each value of a flag, e.g. skip=0.5,1,2."),
 }
+# of scikit-learn
+_SYNONYMS = {"C": "ridge, 1/(C D)", "penalty": "ridge or --l1", "n-samples": "alpha, N = alpha D"}
 _RUNS = (int, "Runs at once, from different random numbers.")
 
 
@@ -84,7 +86,7 @@ def main(argv: Sequence[str] | None = None, setup: bool = False) -> int:
             report.set_up(words)
         return report.execute(words)
     except CycloptsError as error:
-        sentence = f"{begin}: {_plain(error)} (see {begin} --help)"
+        sentence = f"{begin}: {_plain(error, rest)} (see {begin} --help)"
         lines = textwrap.fill(sentence, 100, subsequent_indent="  ", break_on_hyphens=False)
         print(lines, file=sys.stderr)
     except BrokenPipeError:
@@ -115,6 +117,7 @@ def _parse(place: CommandLine, rest: list[str], begin: str) -> CommandLine | Non
     if choices and word not in choices and not (word[:1] == "-" and asked & {*rest}):
         known = [*choices, "--help"] if place.name else [*choices, "--help", "--version"]
         close = difflib.get_close_matches(word, known, 1, 0.65)  # --alpha is not --help
+        close = close or [x for x in choices if word.startswith(f"{x}-")]  # logistic-regression
         meant = f"Did you mean {close[0]}? " if close else ""
         kind, named = _kind(place), word[:1] > "-"
         said = f'Unknown {kind} "{word}". ' if named else ""
@@ -181,6 +184,10 @@ def _reject_unknown(place: CommandLine, rest: Sequence[str], names: list[str]) -
         close = close or [x for x in known if x.startswith(name)]
         said = f" Did you mean --{close[0]}?" if close else ""
         said = f" It belongs to {', '.join(models)}." if models else said
+        if argument in arguments_of("learners.erm:Erm"):
+            said = " It is one of jaxsmi gamp (a learner on data) and jaxsmi risk (its theory)."
+        if re.split(r"\W", ours := _SYNONYMS.get(name, ""))[0] in known:
+            said = f" Write --{ours}."
         objects = any(argument in arguments_of(target, words=False) for target in targets)
         if objects:
             raise CycloptsError(msg=f"--{name} takes an object: use Python.")
@@ -235,12 +242,16 @@ def _integer(_: type, tokens: Sequence[Token]) -> int:
     raise ValueError(f"{word} is no integer")
 
 
-def _plain(error: CycloptsError) -> str:
-    """Describe an error of the words in one sentence."""
+def _plain(error: CycloptsError, rest: Sequence[str]) -> str:
+    """Describe an error of the words `rest` in one sentence."""
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return f"A value of {error.argument.name} is needed."
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or [])
+        many = re.search(rf"--([a-z-]+)[ =]([^ -]\S*) {re.escape(words)}(?= |$)", " ".join(rest))
+        if many:
+            several = f"{many[1]}={','.join([many[2], *words.split()])}"
+            return f"One --{many[1]} is taken; for several write --vary {several}, or a sweep."
         hint = f" Write --{words}." if re.match(r"[a-z_-]+=", words) else ""
         return f'"{words}" belongs to no flag.{hint}'
     if isinstance(error, CoercionError) and error.token and "," in error.token.value:

@@ -268,27 +268,35 @@ def report(result: Any) -> Report:
 def text_of(solution: Solution) -> str:
     """The text of a solution, with the share of wrong signs if its labels are signs."""
     share = wrong_signs(solution)
-    if share is None:
-        return repr(solution)
-    run = solution.weights is not None  # without an error bar
-    words = f"wrong signs {number(share[0]) if run else format_estimate(*share)}, "
+    words = "" if share is None else f"wrong signs {format_estimate(*share)}, "
     return repr(solution).replace("\n  error ", f"\n  {words}error ", 1)
 
 
 def wrong_signs(solution: Solution) -> tuple[Any, Any] | None:
     """The share of wrong signs on new inputs, label noise apart, and its error; None if labels are
-    not ±1."""
+    not ±1, and for the run of a learner of several indices."""
     learner = isinstance(solution, LearnerSolution)
     student = getattr(solution.learner, "student", None) if learner else solution.model
-    if student is None or not _has_signs(solution.model):
+    run, cosine, bars = solution.weights is not None, solution.cosine, solution.stderrs
+    if student is None or not has_signs(solution.model) or (learner and run and cosine.size > 1):
         return None
-    if _has_signs(student):  # a wrong sign costs (1 + 1)²
-        return solution.error / 4.0, solution.stderrs.get("error", np.zeros(())) / 4.0
+    if not learner:  # a wrong sign costs (1 + 1)²
+        share = solution.error / 4.0
+        # of 2048 inputs, but for the angle of one field
+        angle = np.isclose(share, np.arccos(np.minimum(cosine[0], 1.0)) / np.pi, atol=1e-9)
+        sampled = 0.0 if angle else np.sqrt(share * (1.0 - share) / 2048.0)
+        return share, sampled if run else bars.get("error", np.zeros(())) / 4.0
+    if run:  # as theory, whose teacher has the norm S
+        M = cosine * np.sqrt(solution.overlap * solution.model.prior.second_moment(1))
+        solution = dataclasses.replace(solution, weights=None, teacher_overlap=M)
     key = jax.random.key(0)
-    return generalization_error(student, solution, key=key, loss=misclassification)
+    share = generalization_error(student, solution, key=key, loss=misclassification)
+    moved = bars.get("cosine", np.zeros(1))[0] / (np.pi * np.sqrt(1.0 - cosine[0] ** 2))
+    return share.value, share.stderr or moved
 
 
-def _has_signs(model: Any) -> bool:
+def has_signs(model: Any) -> bool:
+    """Labels are ±1."""
     labels: Any = model.channel.outcomes if isinstance(model, IndexModel) else None
     return np.ndim(labels) == 1 and bool(np.all(np.abs(labels) == 1.0))
 
@@ -326,7 +334,8 @@ def _estimates(result: Any) -> dict[str, tuple[Any, Any]]:
         kind, columns = "overlap", (np.diagonal(result.overlap), np.diagonal(result.stderr))
         # the overlap of a learner is the size of its weights, not what was learned
         if isinstance(result, LearnerSolution) and np.all(np.isfinite(result.cosine)):
-            kind, columns = "cosine", (result.cosine, result.stderrs["cosine"])
+            bars = result.stderrs.get("cosine", 0.0 * result.cosine)
+            kind, columns = "cosine", (result.cosine, bars)
         names = [f"{kind} of {name}" for name in index_names(result.model, len(result.overlap))]
         share = wrong_signs(result)
         error = {"error": (result.error, result.stderrs.get("error", np.zeros(())))}

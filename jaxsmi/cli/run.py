@@ -11,7 +11,6 @@ import functools
 import pathlib
 import tomllib
 from collections.abc import Iterator, Mapping
-from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +19,7 @@ from jaxtyping import PRNGKeyArray
 
 import jaxsmi as smi
 from jaxsmi.cli.flags import check_names, make_model, with_records
-from jaxsmi.cli.report import Report, plain, report, text_of
+from jaxsmi.cli.report import Report, has_signs, plain, report, text_of
 from jaxsmi.core import validate
 from jaxsmi.core.display import format_estimate, number, table
 from jaxsmi.core.results import Result, counts
@@ -160,7 +159,6 @@ def sweep(
     """
     grid = read_grid(file)
     folder = None if out is None else out / "rows"
-    count = len(grid.rows)
     if dry_run:
         solved = {}
         if folder is not None:
@@ -170,7 +168,7 @@ def sweep(
         return
     where = scheduler or validate.count("workers", workers, 0) or None
     results = sweeps.solve_grid(grid, folder, where, progress)
-    yield _of_sweep(results, count, sweeps.unconverged(grid, results))
+    yield _of_sweep(results, grid, sweeps.unconverged(grid, results))
 
 
 def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
@@ -198,33 +196,43 @@ def _forecast(grid: Grid, solved: Mapping[int, Row]) -> Report:
 _MOST_ROWS = 24  # rows of a printed table that fit a screen
 
 
-def _overlaps(results: xarray.Dataset) -> list[str]:
-    """Tabulate the means over seeds, one row a point: overlaps, or cosines of runs (norms of
-    teachers differ)."""
+def _estimates(results: xarray.Dataset, signs: bool) -> tuple[list[str], list[dict[str, Any]]]:
+    """Tabulate, and list each point for JSON: overlaps, of runs cosines (norms of teachers differ), and
+    of signs the share of wrong ones; means over seeds."""
     axes = [*map(str, results.overlap.dims[:-4]), "alpha"]
     runs = results.attrs["solver"] != '"state_evolution"'
     each = results.cosine if runs else results.overlap
     own = 0.0 * each if runs else results.stderr
     found = each.mean("seed", skipna=False).values, sweeps.mean_error(each, own).values
     Q, errors = found if runs else (np.einsum("...pp->...p", x) for x in found)  # (.., alpha, P)
+    share = results.error / 4.0  # a wrong sign costs (1 + 1)²
     codes, P = results.result.values, Q.shape[-1]
     word = "cosine" if runs else "overlap"
-    rows = [[*axes, *([word] if P == 1 else [f"{word} {p + 1}" for p in range(P)]), "result"]]
-    for point in np.ndindex(Q.shape[:-1]):
-        place = [results[name].values[k] for name, k in zip(axes, point, strict=True)]
+    arrays = {word: (Q, errors)}
+    if signs:  # of one seed the error is not known
+        bars = sweeps.mean_error(share, np.nan * share).values
+        arrays["wrong_signs"] = share.mean("seed", skipna=False).values, bars
+    heads = [word] if P == 1 else [f"{word} {p + 1}" for p in range(P)]
+    rows, points = [[*axes, *heads, *["wrong signs"] * signs, "result"]], []
+    for k in np.ndindex(Q.shape[:-1]):
+        place = [results[name].values[i] for name, i in zip(axes, k, strict=True)]
         shown = [number(x) if isinstance(x, (int, float)) else str(x) for x in place]
-        pairs = zip(Q[point], errors[point], strict=True)
-        ended = counts(codes[(*point[:-1], slice(None), point[-1])])
-        rows.append([*shown, *starmap(format_estimate, pairs), ended])
-    return table(rows)
+        ended = counts(codes[(*k[:-1], slice(None), k[-1])])
+        found, bars = ({name: x[i][k] for name, x in arrays.items()} for i in (0, 1))
+        pairs = zip(*(np.hstack([*x.values()]) for x in (found, bars)), strict=True)
+        rows.append([*shown, *(format_estimate(x, np.nan_to_num(e)) for x, e in pairs), ended])
+        at = dict(zip(axes, place, strict=True))
+        points.append(at | found | {"stderrs": bars, "result": ended})
+    return table(rows), points
 
 
-def _of_sweep(results: xarray.Dataset, rows: int, missed: str) -> Report:
+def _of_sweep(results: xarray.Dataset, grid: Grid, missed: str) -> Report:
     codes = results.result.values
     failures = [word for word in results.message.values.flat if word]
     messages = [*([missed] if missed else []), *dict.fromkeys(failures)]
     sizes = [f"{name} {n}" for name, n in results.sizes.items() if name != "index_"]
-    lines, appendix = _overlaps(results), ""
+    rows, model = len(grid.rows), grid.build(**{name: axis[0] for name, axis in grid.axes.items()})
+    (lines, points), appendix = _estimates(results, has_signs(model)), ""
     if (hidden := len(lines) - 1 - _MOST_ROWS) > 0:
         appendix = "\n".join(["", "All points:", *lines, ""])
         lines[1 + _MOST_ROWS :] = [
@@ -234,7 +242,7 @@ def _of_sweep(results: xarray.Dataset, rows: int, missed: str) -> Report:
     text = [f"{rows} rows, {', '.join(sizes)}{means}.", f"Results: {counts(codes)}.", *lines]
     text += messages[:5]
     ended = collections.Counter(Result(int(code)).name for code in codes.flat)
-    data = {"points": codes.size, "results": dict(ended), "messages": messages}
+    data = {"points": codes.size, "results": dict(ended), "messages": messages, "estimates": points}
     problem = f"{len(failures)} points failed: {failures[0]}" if failures else ""
     draw = functools.partial(plotting.sweep, results)
     return Report(data, "\n".join(text), lambda: results, draw, problem, appendix)

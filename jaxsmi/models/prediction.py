@@ -147,9 +147,8 @@ def prediction_error(
     z = mean + jnp.einsum("pq,rsqm->rspm", rest, eta)
     if bayes:
         omega = mean + jnp.einsum("pq,rsqm->rspm", rest, parts[:, :, P + P_star :])
-    of_fields = lambda w, z: (_squared_distance if loss is None else loss)(
-        predictor(w), law.link(z)
-    )
+    distance = _squared_distance if loss is None else loss
+    of_fields = lambda w, z: distance(predictor(w), law.link(z))
     losses = jax.vmap(jax.vmap(of_fields))(omega, z)
     # two labels of one posterior differ by twice the error of its mean
     per_net = jnp.mean(losses, axis=1) / copies
@@ -159,13 +158,12 @@ def prediction_error(
     jumps = loss is not None or model.channel.outcomes is not None
     if (P, P_star, M) == (1, 1, 1) and centred and jumps:
         # a loss of opposite signs of two fields alone: the angle between them
-        one = jnp.ones((1, 1), z.dtype)
-        cost = of_fields(one, -one)
-        exact = jnp.all(losses == cost * ((omega >= 0.0) != (z >= 0.0))[..., 0, 0])
+        cost = of_fields(jnp.ones((1, 1)), -jnp.ones((1, 1)))
+        signs = jnp.all(losses == cost * ((omega >= 0.0) != (z >= 0.0))[..., 0, 0])
         x, y = into[0, 0], rest[0, 0]
         x, y = (x**2, y * jnp.sqrt(y**2 + 2.0 * x**2)) if bayes else (x, y)
-        closed = Estimate(cost / copies * jnp.arctan2(y, x) / np.pi, jnp.zeros(()))
-        estimate = jax.tree.map(lambda a, b: jnp.where(exact, a, b), closed, estimate)
+        angle = Estimate(cost / copies * jnp.arctan2(y, x) / np.pi, jnp.zeros(()))
+        estimate = jax.tree.map(lambda a, b: jnp.where(signs, a, b), angle, estimate)
     overlaps = (Q,) if teacher is None else (Q, teacher.teacher_overlap, rho)
     # a loss may jump, as that of a wrong sign does
     return derivative_of_labels(estimate, (model, *overlaps), model.channel, loss is None)

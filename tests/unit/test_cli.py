@@ -1,5 +1,6 @@
 """The command line: what its words reach, what it prints and writes, how it ends."""
 
+import dataclasses
 import gc
 import inspect
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -80,6 +82,31 @@ def started(*words):
         (["state-evolution", "sign", "--alfa", "1"], "no flag --alfa here. Did you mean --alpha?"),
         (["gamp", "sign", "--depth", "2"], "no flag --depth here. It belongs to deep-attention."),
         (["gamp", "sign", "3"], '"3" belongs to no flag'),
+        (
+            ["gamp", "sign", "--alpha", "1", "2", "3"],
+            "for several write --vary alpha=1,2,3, or a sw",
+        ),
+        (
+            ["train", "sign", "--student", "linear"],
+            "It is one of jaxsmi gamp (a learner on data) and",
+        ),
+        (["run", "sign", "--loss", "logistic"], "jaxsmi risk (its theory)."),
+        (
+            ["gamp", "sign", "--loss", "logistic"],
+            "--student: sign has no gradient; write --student l",
+        ),
+        (
+            ["risk", "sign", "--alpha", "1"],
+            "--student: sign has no gradient; write --student linear",
+        ),
+        (
+            ["gamp", "linear", "--l1", "1", "--precision", "outer"],
+            "--l1 and --precision; allowed: one",
+        ),
+        (["risk", "sign", "--C", "1"], "no flag --C here. Write --ridge, 1/(C D)."),
+        (["risk", "sign", "--penalty", "l1"], "Write --ridge or --l1."),
+        (["gamp", "sign", "--n_samples", "300"], "Write --alpha, N = alpha D."),
+        (["gamp", "logistic-regression"], "Did you mean logistic?"),
         (["gamp", "sign", "alpha=2"], '"alpha=2" belongs to no flag. Write --alpha=2.'),
         (["gamp", "sign", "-alpha", "2"], "A flag has two dashes: --alpha."),
         (["gamp", "sign", "--dim", "9"], "There is no flag --dim here. Did you mean --dimension?"),
@@ -154,7 +181,10 @@ def test_help_lists_flags_with_their_meaning(capsys):
     ("words", "shown"),
     [
         # of the function that the docstring refers to
-        (["free-entropy", "sign"], "--alpha FLOAT... Sample complexity, a number > 0: N/D for"),
+        (["free-entropy", "sign"], "--alpha FLOAT... Sample complexity, a number > 0: N/D."),
+        (["run", "bilinear"], "Sample complexity n/(dL)."),
+        (["gamp", "sign"], '--start FLOAT|STR... "spectral", "informed", or a number'),
+        (["gamp", "sign"], "--ridge FLOAT λ >= 0 of the penalty (λ/2) ‖W‖². Default 0.1."),
         (["sgd", "recovery-time", "sign"], "--start FLOAT... Overlaps (M, Q), M (P, k) with"),
         # one number
         (["sgd", "recovery-time", "sign"], "--rate FLOAT κ, the learning rate"),
@@ -204,7 +234,8 @@ def test_what_is_printed_names_flags(capsys):
     out = call(capsys, "state-evolution", "sign", "--alpha", "1", "--noise", "1", *few)[1]
     assert "--max-steps and --tolerance" in " ".join(out.split())
     assert "smi." not in out
-    err = call(capsys, "risk", "sign", "--alpha", "1", "--loss", "misclassification", *few)[2]
+    scores = ["risk", "sign", "--alpha", "1", "--student", "linear"]
+    err = call(capsys, *scores, "--loss", "misclassification", *few)[2]
     assert "the --student linear with --loss logistic" in err
 
 
@@ -235,19 +266,35 @@ def test_state_evolution_prints_one_json_object(capsys):
 
 
 def test_labels_of_two_signs_show_the_share_of_wrong_ones(capsys):
-    """Label and prediction are signs of one field each: the share is arccos(cosine)/π."""
+    """Label and prediction are signs of one field each: the share is arccos(cosine)/π, in theory
+    and of runs, of Bayes and of a learner."""
     few = ["--points", 1024, "--nets", 2]
-    bayes, scores = ["state-evolution", "sign"], ["risk", "sign", "--student", "linear"]
-    for words in (bayes, [*scores, "--ridge", 0.1]):
-        found = json.loads(call(capsys, *words, "--alpha", 2, "--json", *few)[1])
+    data, learner = ["--dimension", 60], ["--student", "linear", "--loss", "logistic"]
+    theory, risk = ["state-evolution", "sign", *few], ["risk", "sign", *learner, *few]
+    runs = [["gamp", "sign", *data, *more] for more in ([], learner)]
+    for words in (theory, risk, *runs):
+        found = json.loads(call(capsys, *words, "--alpha", 2, "--json")[1])
         exact = np.arccos(found["cosine"][0]) / np.pi
-        assert 0 < found["stderrs"]["wrong_signs"] < 0.01
-        # four standard errors
-        share = pytest.approx(exact, abs=4 * found["stderrs"]["wrong_signs"])
-        assert found["wrong_signs"] == share
-    table = call(capsys, *scores, "--alpha", 1, 2, *few)[1].splitlines()
+        assert found["wrong_signs"] == pytest.approx(exact, rel=1e-9)
+        bar = found["stderrs"]["wrong_signs"]
+        assert bar == 0.0 if words in runs else 0 < bar < 0.01
+    table = call(capsys, *risk, "--alpha", 1, 2)[1].splitlines()
     assert "wrong signs" in table[0]
     assert "error" not in table[0]
+
+
+def test_a_sampled_share_of_a_run_has_an_error():
+    run = synthetic.solution("gamp")
+    run = dataclasses.replace(run, model=smi.links.sign(), error=0.8 * np.ones(()))
+    np.testing.assert_allclose(report.wrong_signs(run), (0.2, (0.2 * 0.8 / 2048) ** 0.5))
+
+
+@pytest.mark.parametrize("name", [x for x in flags._LINKS if x != "piecewise-linear"])
+def test_links_without_a_gradient_are_known(name):
+    model = flags.make_model(name)
+    z = np.cos(np.arange(40.0 * model.indices * model.tokens))
+    slope = jax.vmap(jax.jacobian(model.link))(z.reshape(40, model.indices, model.tokens))
+    assert (name in flags._FLAT) == (not np.any(slope))
 
 
 @pytest.mark.slow
@@ -434,6 +481,18 @@ def test_a_missing_file_is_named(capsys, tmp_path):
     assert call(capsys, "sweep", "nofile.toml") == (2, "", said)
     said = f"jaxsmi sweep: {tmp_path}: a folder; allowed: a TOML file.\n"
     assert call(capsys, "sweep", tmp_path) == (2, "", said)
+
+
+def test_a_sweep_of_signs_shows_the_share_of_wrong_ones(capsys, tmp_path):
+    grid = tmp_path / "grid.toml"
+    grid.write_text('model = "sign"\nalpha = [0.5, 1.0]\n[settings]\npoints = 512\nnets = 2\n')
+    points = json.loads(call(capsys, "sweep", grid, "--json")[1])["estimates"]
+    assert [point["alpha"] for point in points] == [0.5, 1.0]
+    for point in points:
+        exact = np.arccos(point["overlap"][0] ** 0.5) / np.pi
+        assert point["wrong_signs"] == pytest.approx(exact, rel=1e-9)
+        assert point["stderrs"]["overlap"][0] < 0.01
+    assert "wrong signs" in call(capsys, "sweep", grid)[1]
 
 
 def test_settings_of_a_file_are_those_of_records(tmp_path):
