@@ -321,7 +321,10 @@ class AbstractModel(eqx.Module):
 def posterior_covariance(solution: object) -> Array:
     """V (P, P) of a run of Bayes; raise a ValueError for another solution."""
     # V of a learner is a response, and that of training unknown: neither is a posterior's
-    allowed = "for a posterior the solution of gamp with learner=smi.Bayes(), its default"
+    allowed = (
+        "for a posterior the solution of gamp with learner=smi.Bayes(), its default (probabilities "
+        "of a logistic loss: jax.nn.sigmoid(smi.links.linear().predict(solution, inputs)))"
+    )
     # a run that `smi.load` reads has these names, too
     run = getattr(solution, "kind", "") in ("gamp", "spectral")
     check(run and not hasattr(solution, "learner"), "solution", solution, allowed)
