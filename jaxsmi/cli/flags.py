@@ -206,7 +206,7 @@ _HELP = {
     "student": "The link of the predictions. Default: that of the model, which makes the labels.",
     "ridge": "λ >= 0 of the penalty (λ/2) ‖W‖². Default 0.1.",
     "start": '"spectral", "informed", or a number, the size of random weights; several: one for '
-    "each run, the largest free entropy wins. Default: 0.5 with a learner, else spectral or 1e-3.",
+    "each run, the best is shown. Default: spectral or 1e-3, even matrices 0.1 0.3, learners 0.5.",
 }
 _ALPHA = re.compile(r"N/D (for index models, .* for matrices|\(matrices: .*\)\))")
 _MODEL_TYPES = {"AbstractModel", "IndexModel", "AbstractTeacher", "AbstractFlowTeacher"}
@@ -369,16 +369,12 @@ def call(words: CommandLine, values: Mapping[str, Any]) -> Any:
             needed = argument.default is None or (name == "learner" and words.command.learner)
             asked = [place for place in places if place[: len(here)] == here]
             made_by = _target_of(argument, words)
-            mixed = name == "learner" and 0 < len(of_loss) < len(asked)
             if name == "learner" and asked and not of_loss:
                 made_by = _RECORDS["Bayes"]
             both = " and ".join(f"--{place[-1]}" for place in asked)
-            check(
-                (here not in asked or len(asked) == 1) and not mixed,
-                name,
-                both,
-                "one of these flags",
-            )
+            single = len(asked) == 1 or here not in asked
+            single &= name != "learner" or of_loss in ([], asked)
+            check(single, name, both, "one of these flags")
             if name in common:
                 keywords[name] = common[name]
             elif here in asked:
