@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, product, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,8 @@ _OVERLAP = "overlap $Q/S$"
 _SQUARED = "cosine$^2$ with the teacher"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _MEANS = "means of runs"  # gid of an entry of the legend
+_KEY = "index or model"  # gid of entries of the legend
+_HIDDEN = "_: "  # before the labels of lines that such entries explain
 _THRESHOLD = "threshold"  # gid of lines of thresholds
 _AT = r", $\alpha="  # between the name of a threshold and its value
 _UNIT = (-0.03, 1.05)  # a little more than [0, 1]: markers at both ends stay whole
@@ -89,7 +92,8 @@ def overlap_against_alpha(
             same forms, or the table of `smi.sweep(.., solver="gamp")`. Of several that converged at
             one α the mean, with its error bar.
         ax: Axes to draw in. Default None: new ones. Each learner or label on the same axes has its
-            own line style and markers, and with a single index its own colour.
+            own line style and markers, and with a single index its own colour; of several indices
+            colours tell the indices.
         names: Of the indices. Default None: those of the model.
         label: In the legend. Default None: "state evolution" and "GAMP", or the learner, with what
             differs between the models of the lines, as "noise 0.2".
@@ -337,7 +341,7 @@ def _owners(ax: Axes, *groups: Sequence[Solution], label: str | None = None) -> 
 
 def _drawn(ax: Axes) -> list[str]:
     """Owners of the lines on these axes, which are their gid."""
-    others = (None, _THRESHOLD, _MEANS)
+    others = (None, _THRESHOLD, _MEANS, _KEY)
     return [x for x in dict.fromkeys(x.get_gid() for x in ax.lines) if x not in others]
 
 
@@ -355,8 +359,7 @@ def _look(ax: Axes, p: int, names: Sequence[str], owner: str, kind: str) -> dict
 
 def _marks(ax: Axes, kind: str, hue: int) -> dict[str, Any]:
     """Return the markers of a method, or others if the axes have these in the same colour."""
-    named = [x for x in ax.lines if not str(x.get_label()).startswith("_")]
-    taken = [(x.get_color(), x.get_marker()) for x in named]
+    taken = [(x.get_color(), x.get_marker()) for x in ax.lines if x.get_gid()]
     looks = [markers(hue, n) for n in (_MARKS.get(kind, 2), *range(3, 7))]
     return next((x for x in looks if (x["color"], x["marker"]) not in taken), looks[0])
 
@@ -462,6 +465,10 @@ def _finish(ax: Axes, columns: drawing.Columns, title: str = "", **labels: Any) 
     """Label the axes; a legend in `columns` columns, none where this is zero, with a title of what
     all that was drawn has in common."""
     ax.set(**labels)
+    for drawn in list(ax.lines):  # as they were before `_blocks`
+        drawn.set_label(str(drawn.get_label()).removeprefix(_HIDDEN))
+        if drawn.get_gid() == _KEY:
+            drawn.remove()
     if not all(owner.startswith("Bayes|") for owner in _drawn(ax)):  # not the only state evolution
         for drawn in ax.lines:
             label = str(drawn.get_label())
@@ -469,6 +476,7 @@ def _finish(ax: Axes, columns: drawing.Columns, title: str = "", **labels: Any) 
                 label = label.replace("GAMP", "Bayes, GAMP").replace("state evolution", "Bayes")
                 drawn.set_label(label)
     _tell_apart(ax)
+    blocks = _blocks(ax)
     if columns:
         if title and (before := ax.get_legend()) is not None:
             words = before.get_title().get_text().split(", ")
@@ -477,6 +485,7 @@ def _finish(ax: Axes, columns: drawing.Columns, title: str = "", **labels: Any) 
         of_lines = [str(x.get_label()) for x in labelled if x.get_linestyle() != "None"]
         if columns == 2 and 2 * len(of_lines) <= len(labelled):  # theory, and runs beside it
             columns = [of_lines, []]
+        columns = blocks or columns
         drawing.legend_above(ax, columns, title=title)
     return ax
 
@@ -497,6 +506,28 @@ def _tell_apart(ax: Axes) -> None:
     owners = list(dict.fromkeys(x.get_gid() for x in theory))[::-1]
     for x in theory:
         x.set_linewidth(1.4 + min(0.4, 1.2 / len(owners)) * owners.index(x.get_gid()))
+
+
+def _blocks(ax: Axes) -> list[list[str]]:
+    """Of several models with several indices, colours tell indices apart, and line styles and
+    markers models: the legend names each once. Returns its columns, none for other figures."""
+    owned = [x for x in ax.lines if "|" in str(x.get_gid())]
+    theory = Counter(x.get_gid() for x in owned if x.get_linestyle() != "None")
+    if len(theory) < 2 or min(theory.values()) < 2:
+        return []
+    columns: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for x in owned:
+        index, _, model = str(x.get_label()).partition(", ")
+        x.set_label(f"{_HIDDEN}{x.get_label()}")
+        look: dict[str, Any] = {"linestyle": "none", "marker": x.get_marker(), "mfc": "none"}
+        if x.get_linestyle() != "None":
+            look = line(list(theory).index(x.get_gid()))
+            x.set_linestyle(look["linestyle"])
+        columns[0].setdefault(index, {"color": x.get_color()})
+        columns[1].setdefault(model.removeprefix("state evolution, "), {"color": INK} | look)
+    for label, look in chain(*(x.items() for x in columns)):
+        ax.plot([], [], label=label, gid=_KEY, **look)
+    return [list(x) for x in columns]
 
 
 @style()
