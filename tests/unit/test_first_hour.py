@@ -205,7 +205,7 @@ def test_learners_have_curves():
     np.testing.assert_allclose(curve[1].overlap, cold.overlap, rtol=1e-6)
     assert int(curve[1].steps) < int(cold.steps)
     ax = curve.plot()
-    assert ax.get_ylabel() == "cosine$^2$ with the teacher"
+    assert ax.get_ylabel() == "squared cosine"
     assert ax.get_legend().get_texts()[0].get_text() == "logistic loss, ridge 0.1"
 
 

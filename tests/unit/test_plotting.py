@@ -124,7 +124,7 @@ def test_learners_are_named_and_told_apart(ax):
     assert len({line.get_color() for line in ax.lines}) == 6
     bayes.plot(ax)
     assert labels(ax) == ["Bayes", *learners, "Bayes (2)"]
-    assert ax.get_ylabel() == "cosine$^2$ with the teacher"
+    assert ax.get_ylabel() == "squared cosine"
     assert ax.get_legend().get_title().get_text() == "sign, Gaussian prior"
     # a run has the colour of its theory
     name, learner = next(iter(learners.items()))
@@ -145,6 +145,7 @@ def test_of_several_runs_the_mean_is_drawn(ax):
         half = 2.0 * values.std(ddof=1) / 3**0.5
         np.testing.assert_allclose(bars[1][:, 1], [mean - half, mean + half])
         np.testing.assert_allclose(bars[0][:, 1], single)
+    assert ax.get_ylabel() == "squared cosine"
     assert labels(ax)[2:] == [
         BAND,
         "layer 1, GAMP",
@@ -465,6 +466,7 @@ def test_a_transition_has_runs(ax):
     found = FirstOrder("none", None, None, None, jnp.arange(1.0, 4.0), Q, Q, 4.0 * jnp.eye(2))
     found.plot(ax, runs=runs)
     np.testing.assert_allclose(ax.lines[0].get_ydata(), 0.125)
+    assert ax.get_ylabel() == "squared cosine"
     for p in range(2):
         np.testing.assert_allclose(
             drawn(ax, "gamp")[p], np.mean([x.cosine[p] ** 2 for x in runs]), rtol=1e-6
@@ -492,6 +494,8 @@ def test_the_runs_of_a_sweep_are_drawn(ax):
     for p in range(2):
         np.testing.assert_allclose(drawn(ax, "gamp")[p], (one.cosine**2).mean("seed")[:, p])
     assert labels(ax)[2:] == [BAND, "layer 1, GAMP", "layer 2, GAMP", "mean of 3, ± 2 s.e."]
+    (panel, _) = plotting.sweep(one.assign_attrs(learner="ridge"), plotting.canvas()).axes
+    assert panel.get_ylabel() == "squared cosine"
     few = one.isel(alpha=0)
     risk = plotting.risk_against_alpha([curve, few], ["a", "a"], ax.figure.add_subplot())
     np.testing.assert_allclose(drawn(risk, "gamp"), [few.error.mean("seed", keepdims=True)])

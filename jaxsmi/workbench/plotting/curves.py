@@ -54,7 +54,7 @@ _STEP, _SOLVER_STEP = "iteration", "accelerated step"
 _ERRORS = ("mean squared error (plug-in)", "mean squared error of the matrix")
 _ALPHA = r"sample complexity $\alpha$"
 _OVERLAP = "overlap $Q/S$"
-_SQUARED = "cosine$^2$ with the teacher"
+_SQUARED = "squared cosine"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _MEANS = "means of runs"  # gid of an entry of the legend
 _KEY = "index or model"  # gid of entries of the legend
@@ -127,8 +127,7 @@ def overlap_against_alpha(
         told, n = _facts(storage.parameters(_model(curve))), of_curve.rpartition("|")[2]
         of = {x: told | {"": f" ({n})" * (n != "1")} for x in ax.lines if x.get_gid() == of_curve}
         _MODELS.update(of)
-    squared = any(isinstance(solution, LearnerSolution) for solution in (*curve, *runs))
-    ordinate = _SQUARED if squared or ax.get_ylabel() == _SQUARED else _OVERLAP
+    ordinate = _ordinate(ax, [*curve, *runs])
     return _finish(ax, 2 * legend, title, xlabel=_ALPHA, ylabel=ordinate, ylim=_UNIT)
 
 
@@ -459,6 +458,13 @@ def _point(solution: Solution, p: int) -> tuple[float, float, float]:
         Q = float(solution.overlap[p, p])
         error = cosine**2 * float(solution.stderr[p, p]) / Q if Q > 0.0 else 0.0
     return float(solution.alpha), cosine**2, error
+
+
+def _ordinate(ax: Axes, solutions: Sequence[Solution]) -> str:
+    """What `_point` gives, of theory of Bayes beside runs, too: Q/S is its squared cosine."""
+    own = lambda x: isinstance(x, LearnerSolution) or x.kind != "state_evolution"
+    squared = any(own(x) and np.all(np.isfinite(x.cosine)) for x in solutions)
+    return _SQUARED if squared or ax.get_ylabel() == _SQUARED else _OVERLAP
 
 
 def _finish(ax: Axes, columns: drawing.Columns, title: str = "", **labels: Any) -> Axes:
@@ -918,7 +924,7 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
             label = rf"{' and '.join(beyond)} {where} $\alpha = {found.alpha[-side]:.3g}$"
             arrow = {"marker": "<>"[side], "color": INK, "linestyle": "none", "clip_on": False}
             ax.plot(0.02 + 0.96 * side, 0.06, transform=ax.transAxes, label=label, **arrow)
-    return _finish(ax, 2, xlabel=_ALPHA, ylabel=_OVERLAP, ylim=_UNIT)
+    return _finish(ax, 2, xlabel=_ALPHA, ylabel=_ordinate(ax, runs), ylim=_UNIT)
 
 
 @style()
@@ -927,9 +933,10 @@ def sweep(table: xarray.Dataset, figure: Figure | None = None) -> Figure:
     combination of parameters: colours tell values of the first one, from dark to light, line styles
     and markers those of the others.
 
-    The share is Q/(Q + V) on the diagonal, of runs with a teacher cos², the mean over seeds. Bands
-    are two standard errors (`sweeps.mean_error`). Points at which a seed did not converge are
-    crosses (of several parameters within the marker of their curve), and no line joins them.
+    The share is Q/(Q + V) on the diagonal, of learners and of runs with a teacher cos², the mean
+    over seeds. Bands are two standard errors (`sweeps.mean_error`). Points at which a seed did not
+    converge are crosses (of several parameters within the marker of their curve), and no line joins
+    them.
 
     Args:
         table: From `jaxsmi.sweep`.
@@ -942,8 +949,8 @@ def sweep(table: xarray.Dataset, figure: Figure | None = None) -> Figure:
     # Q + V is the second moment in theory; a solver of one's own may have no V
     norm = (table.overlap + table.covariance).where(np.isfinite(table.covariance), 1.0)
     each, own = table.overlap / norm, table.stderr / norm
-    squared = str(table.attrs.get("solver")).strip('"') in _MARKS
-    if squared:
+    squared = str(table.attrs.get("solver")).strip('"') in _MARKS or "learner" in table.attrs
+    if squared:  # V of a learner is a response
         each = own = (table.cosine**2).expand_dims(index_=table.sizes["index"])
         each, own = each.transpose(*table.overlap.dims), 0.0 * own
     share, error = each.mean("seed"), mean_error(each, own)
