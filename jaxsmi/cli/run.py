@@ -197,8 +197,8 @@ _MOST_ROWS = 24  # rows of a printed table that fit a screen
 
 
 def _estimates(results: xarray.Dataset, signs: bool) -> tuple[list[str], list[dict[str, Any]]]:
-    """Tabulate, and list each point for JSON: overlaps, of runs cosines (norms of teachers differ), and
-    of signs the share of wrong ones; means over seeds."""
+    """Tabulate the means over seeds, and list each point for JSON: overlaps, of runs cosines (norms
+    of teachers differ), and of signs the share of wrong ones."""
     axes = [*map(str, results.overlap.dims[:-4]), "alpha"]
     runs = results.attrs["solver"] != '"state_evolution"'
     each = results.cosine if runs else results.overlap

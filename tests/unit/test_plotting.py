@@ -440,12 +440,14 @@ def test_runs_of_another_learner_are_refused(ax):
         FirstOrder("none", None, None, None, grid, Q, Q).plot(ax, runs=ridge)
 
 
-def test_theory_is_a_line_without_marks_and_a_point_alone_a_dot(ax):
-    smi.Curve(tuple(synthetic.curve())).plot(ax)
+def test_theory_is_a_line_without_marks_and_a_point_alone_or_of_few_a_dot(ax):
+    smi.Curve(tuple(synthetic.solution(alpha=0.1 * k) for k in range(8))).plot(ax)
     assert [line.get_marker() for line in ax.lines] == ["None", "None"]
     assert len({line.get_linestyle() for line in ax.lines}) == 2
     alone = smi.Curve((synthetic.solution(),)).plot(ax.figure.add_subplot()).lines[0]
     assert (alone.get_marker(), list(alone.get_markevery())) == (".", [0])
+    few = smi.Curve(tuple(synthetic.curve())).plot(ax.figure.add_subplot()).lines[0]
+    assert (few.get_marker(), list(few.get_markevery())) == (".", [0, 1, 2])
 
 
 def test_a_band_is_explained_once_where_it_is_broader_than_its_line(ax):

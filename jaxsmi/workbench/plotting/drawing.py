@@ -33,6 +33,7 @@ PAGE = 7.1
 _HEIGHT = 2.7
 INK = "0.15"  # theory without a colour of its own, levels and limits
 MAP = "viridis"  # colour map of heights; shades of a parameter are taken from it
+_FEW = 8  # points of a line that are not enough for a smooth one
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "linestyle": "none"}  # not converged
 
 # Okabe and Ito: distinguishable with any colour vision
@@ -119,10 +120,12 @@ def axes_or_new(ax: Axes | None) -> Axes:
 
 
 def joined(ax: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
-    """Draw a line; a point without a neighbour to join it to is a dot."""
+    """Draw a line; points without a neighbour to join them to are dots, and all of a few, whose
+    line may be far from the curve between them."""
     known = np.pad(np.isfinite(np.asarray(y)), 1)
-    alone = np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
-    dot = {"marker": ".", "markevery": alone} if alone.size else {}
+    alone = ~known[:-2] & ~known[2:] | (np.sum(known) < _FEW)
+    dots = np.flatnonzero(known[1:-1] & alone)
+    dot = {"marker": ".", "markevery": dots} if dots.size else {}
     ax.plot(x, y, **dot | look)
 
 
