@@ -387,7 +387,7 @@ def _draw_against(
         axes.errorbar(values, estimates, 2.0 * np.nan_to_num(errors), label=shown, **look)
     axes.update_datalim(np.transpose([values, values]), updatey=False)  # also where nothing is
     what = labels[0].partition(" of ")[0] if solved else r"threshold $\alpha$"
-    axes.set(xlabel=name.replace("_", " "), ylabel=what)
+    axes.set(xlabel=drawing.with_symbol(name.replace("_", " ")), ylabel=what)
     if min(values) > 0.0 and max(values) > 30.0 * min(values):  # e.g. ridges 0.01, 0.1, 1
         axes.set_xscale("log")
     if not solved:

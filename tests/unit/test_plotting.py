@@ -661,7 +661,7 @@ def test_errors_are_drawn_relative_to_a_curve(ax):
     plotting.risk_against_alpha([synthetic.curve(), one, runs], ["Bayes", "a", "a"], **words)
     np.testing.assert_allclose(drawn(ax, "theory"), [[1.0] * 3, [1.2, 2.4, 3.6]])
     np.testing.assert_allclose(drawn(ax, "gamp"), [[1.8]])
-    assert ax.get_ylabel() == "mean squared error / Bayes"
+    assert ax.get_ylabel() == "plug-in error / Bayes"
     with pytest.raises(
         ValueError, match=r"relative_to: got one without α = \[0.3 0.6\]; allowed: a"
     ):

@@ -672,7 +672,9 @@ def risk_against_alpha(
             table (seed, alpha), as `np.arccos(table.cosine[..., 0]) / np.pi`. Default None: those
             of the solutions.
         relative_to: One of `labels`, such as "Bayes": draws the ratio of each error to that of this
-            curve, which must have the α of all others. Default None: the errors themselves.
+            curve, which must have the α of all others. Default None: the errors themselves. Of a
+            link that is even, say, Bayes predicts better than its plug-in: give `values=`, of Bayes
+            `smi.generalization_error(model, curve, key=key, bayes=True)`.
 
     Returns:
         The axes.
@@ -708,7 +710,7 @@ def risk_against_alpha(
     if relative_to is not None:
         first = list(labels).index(choice("relative_to", relative_to, labels))
         values = _ratios(curves, values, first)
-        words = f"{words.partition(' (')[0]} / {relative_to}"
+        words = f"{words.replace(_ERRORS[0], 'plug-in error')} / {relative_to}"
     of_theory = [n for n, c in enumerate(curves) if all(x.kind in _THEORY for x in c)]
     ax, hues = drawing.axes_or_new(ax), {}
     rows: dict[int, tuple[list[str], list[str]]] = {}  # legend: theory, its runs beside it
@@ -802,7 +804,9 @@ def thresholds_against(
     drawing.from_zero(ax)
     if values is None:
         drawing.integer_ticks(ax)
-    return _finish(ax, 3, xlabel=parameter, ylabel=r"critical sample complexity $\alpha_c$")
+    columns = 3 * (len(labels) > 1)  # a single curve needs no name
+    ordinate = r"critical sample complexity $\alpha_c$"
+    return _finish(ax, columns, xlabel=drawing.with_symbol(parameter), ylabel=ordinate)
 
 
 def _tints(stairs: Sequence[Any], names: Any = None) -> tuple[list[int], list[str]]:

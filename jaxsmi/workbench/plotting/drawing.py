@@ -152,6 +152,11 @@ def band(
     ax.fill_between(np.asarray(x), low, high, color=tint, alpha=0.2, lw=0, gid=label)
 
 
+def with_symbol(parameter: str) -> str:
+    """The name of a parameter on an axis, of noise with its symbol in the equations."""
+    return rf"{parameter} $\Delta$" if parameter == "noise" else parameter
+
+
 def integer_ticks(ax: Axes) -> None:
     """Ticks of steps at integers; those of other scales, and of the user, stay."""
     from matplotlib.ticker import MaxNLocator
