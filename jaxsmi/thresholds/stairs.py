@@ -61,7 +61,8 @@ class Stairs(list[Threshold]):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the thresholds as stairs over α: one step for each, from its α, with its 95 %
-        interval, named by the index that is learned there.
+        interval, named by the index that is learned there, or the shares of indices in one
+        direction.
 
         Args:
             ax: Axes over α, such as those of `smi.curve(..).plot()`: the thresholds are vertical

@@ -269,7 +269,12 @@ def test_a_threshold_has_the_colour_of_what_is_learned_there():
     assert [x.get_color() for x in drawn] == [plotting.colour(1), plotting.colour(0)]
     assert [x.get_label() for x in drawn] == [rf"layer {p}, $\alpha=0.7$" for p in (2, 1)]
     empty = Stairs(message="Nothing is learned.").plot()
-    assert (len(empty.lines), empty.get_title("left")) == (0, "Nothing is learned.")
+    assert (len(empty.lines), empty.get_title("right")) == (0, "Nothing is learned.")
+    assert rows.get_xlim()[1] == rows.get_xticks()[-1] == rows.lines[0].get_xdata()[1]
+    (label, *_) = Stairs([at([0.4, 0.6])]).plot().get_yticklabels()
+    assert label.get_text().startswith("40% index 1 + 60% index 2\n")
+    single = plotting.thresholds_against([[first], [first]], parameter="noise")
+    assert (single.get_legend(), single.get_xlabel()) == (None, r"noise $\Delta$")
     ax = plotting.thresholds_against([[at([0.5, 0.5]), second]])
     assert colours(ax) == [plotting.colour(1), plotting.colour(0)]
     assert [drawn.get_label() for drawn in ax.containers] == ["index 1 and index 2", "index 1"]

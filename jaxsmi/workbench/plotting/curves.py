@@ -844,19 +844,29 @@ def staircase(stairs: Stairs, ax: Axes | None = None) -> Axes:
         return ax
     figure: Any = ax.figure
     figure.set_figheight(0.7 + 0.36 * max(len(stairs), 1))
-    end, rows = 1.4 * np.nan_to_num([float(x.alpha) for x in stairs]).max(initial=0.0) or 1.0, []
+    ax.locator_params(axis="x", nbins=4)  # of any width, so that the last tick ends the bars
+    largest = np.nan_to_num([float(x.alpha) for x in stairs]).max(initial=0.0)
+    end, rows = ax.xaxis.get_major_locator().tick_values(0.0, 1.2 * largest or 1.0)[-1], []
     for k, (critical, tint, name) in enumerate(steps):
         alpha, (low, _) = float(critical.alpha), critical.interval()
-        ax.plot([alpha, end], [k, k], color=tint, lw=7, alpha=0.3, solid_capstyle="butt")
+        shares = np.diagonal(critical.subspace)
+        known = stairs.names or index_names(None, len(shares))
+        arrow: dict[str, Any] = {"marker": 9, "markevery": [1], "mew": 0, "ms": 9, "clip_on": False}
+        arrow |= {"color": tint, "alpha": 0.3, "lw": 7, "solid_capstyle": "butt"}
+        ax.plot([alpha, end + 0.0 * alpha], [k, k], **arrow)  # nothing where α is NaN
         look: dict[str, Any] = markers(0) | {"color": tint, "markerfacecolor": "white"}
         ax.errorbar(alpha, k, xerr=np.nan_to_num(alpha - low), **look)
         said = rf"$\alpha=$ {format_estimate(critical.alpha, critical.stderr)}"
         said = "no root found" if np.isnan(alpha) else said if alpha else r"any $\alpha>0$"
-        rows.append(f"{name} learned\n{said}")
+        parts = [f"{x:.0%} {known[p]}" for p, x in enumerate(shares) if x > 0.1]
+        mixed = len(parts) > 1 and shares.sum() < 1.5  # one direction, not a plane
+        what = " + ".join(parts) if mixed else f"{name} learned"
+        rows.append(f"{what}\n{said}")
     ax.grid(axis="y", visible=False)
     ax.set(xlim=(0.0, end), ylim=(-0.6, len(rows) - 0.4), xlabel=_ALPHA)
     ax.set_yticks(range(len(rows)), rows)
-    ax.set_title(textwrap.fill(stairs.message, 42), loc="left", fontsize=7)
+    message = textwrap.fill(stairs.message, 60)
+    ax.set_title(message, loc="right", fontsize=7, multialignment="left")
     return ax
 
 
