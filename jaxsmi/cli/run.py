@@ -126,7 +126,7 @@ def _beside(learned: Solution, theory: Solution, curve: smi.Curve, dimension: in
         left, right = figure.subplots(1, 2, sharey=True)
         plotting.overlap_against_iteration(learned, theory, left)
         plotting.overlap_against_alpha(curve, learned, right, legend=False)
-        right.tick_params(labelleft=True)  # another quantity than on the left
+        right.tick_params(labelleft=True)
         # theory is of infinite D: the markers of one run scatter about it by O(1/√D)
         right.set_title(f"one run, $D={dimension}$")
 
