@@ -63,7 +63,8 @@ class Result(enum.IntEnum):
         None,
         "Replica symmetry breaks: the fixed point is unstable (`stability` above one), or the "
         "minimum over the fields jumps in too many samples, as for losses that are not convex. "
-        "These numbers need not be those of the learner: take a larger ridge, or more samples.",
+        "These numbers need not be those of the learner: take a larger ridge, or more samples. If "
+        "the cosine is zero, it would grow from there: leave out start=, or jit.",
     )
     AMBIGUOUS = (
         12,

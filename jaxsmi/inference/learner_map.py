@@ -58,6 +58,9 @@ NETS = 16
 _SIGNIFICANT = 5.0
 _SUSPECT = 2.0  # standard errors above which V̂ is taken by parts
 _NOTICEABLE = 1e-4  # share of V̂ below which a jump does not matter
+_NOTHING = 0.1  # cosine below which M may be zero: averages over few samples give it 0.03
+_ROUGHLY = 1e-4  # tolerance of plain steps before accelerated ones
+_GROWS = 0.01  # growth of M beyond one that is no error of J
 # Q or V without a ridge, of a run that took all its steps, and of one that seems to have ended.
 # Least squares have V = 1/(α - 1) above the interpolation threshold; where labels can be fitted
 # V grows without bound.
@@ -318,7 +321,7 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         """Accelerated steps; where the fixed point shows no jumps, again with V̂ as a
         divergence."""
         run = self._through_ridges(start, self.iterate(start, settings), settings)
-        return self._without_jumps(run, settings)
+        return self._without_jumps(self._off_zero(run, settings), settings)
 
     def averages(self) -> Self:
         """The map itself."""
@@ -349,6 +352,32 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
             x, last = run.state.x, larger
         return run
 
+    def _off_zero(self, run: Run[AndersonState], settings: Settings) -> Run[AndersonState]:
+        """Repeat a run that ended at M = 0, a fixed point of even labels, if a small M grows there:
+        by plain steps, as message passing, then by accelerated ones (outside jit)."""
+        x = run.state.x
+        if not (settings.newton and concrete((run.result, x.teacher_overlap))):
+            return run
+        ended = int(run.result) in (Result.SUCCESS, Result.MAX_STEPS)
+        if not (ended and bool(self._unlearned(x))):
+            return run
+        S, P = self.teacher_law.second_moment, len(x.overlap)
+        # at M = 0 a posterior mean has Q = 0, too
+        Q = x.overlap + _NOTHING**2 * jnp.trace(S) / len(S) * jnp.eye(P)
+        x = eqx.tree_at(lambda x: x.overlap, x, Q)
+        small = jnp.where(_aligned(P, S) != 0.0, _NOTHING * self.units(x).teacher_overlap, 0.0)
+        x = eqx.tree_at(lambda x: x.teacher_overlap, x, small)
+        after = frozen(self).value(x).teacher_overlap
+        if not bool(jnp.max(jnp.abs(after)) > (1.0 + _GROWS) * jnp.max(small)):
+            return run
+        plain = self.iterate(x, settings._replace(newton=False, tolerance=jnp.asarray(_ROUGHLY)))
+        end = self.iterate(plain.state.x, settings)
+        return Run(end.state, run.step + plain.step + end.step, end.result, end.history)
+
+    def _unlearned(self, x: OrderParameters) -> Array:
+        """True if M may be zero, up to errors of sampled averages."""
+        return jnp.all(jnp.abs(x.teacher_overlap) < _NOTHING * self.units(x).teacher_overlap)
+
     def end(self, run: Run[AndersonState]) -> End:
         """The fixed point with its error bars, from one evaluation and its derivatives."""
         x = run.state.x
@@ -374,6 +403,10 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         size = jnp.maximum(jnp.max(jnp.abs(x.overlap)), jnp.max(jnp.abs(x.covariance)))
         bound = jnp.where(code == Result.MAX_STEPS, _UNBOUNDED, _INFINITE)
         # at the interpolation threshold the steps stop with an error of Q above Q itself
+        # accelerated steps under jit need not leave M = 0
+        place = slice(x.overlap.size, x.overlap.size + x.teacher_overlap.size)
+        grows = self._unlearned(x) & (spectral_radius(J[place, place]) > 1.0 + _GROWS)
+        code = jnp.where((code == Result.SUCCESS) & grows, Result.UNSTABLE, code)
         undetermined = (code == Result.SUCCESS) & (jnp.max(errors["overlap"]) > size)
         unbounded = jnp.all(self.learner.ridge == 0.0) & ((size > bound) | undetermined)
         unbounded &= self.learner.penalty is not None  # a posterior is bounded by its prior

@@ -637,3 +637,22 @@ def test_a_formula_for_the_proximal_point_does_not_make_a_loss_convex():
     shrink = lambda y, omega, V: (omega + V[0, 0] * y) / (1.0 + V[0, 0])
     assert not smi.Erm(ridge=1.0, prox=shrink).bind(line).regularity.jumps
     assert smi.Erm(ridge=1.0, prox=shrink, convex=False).bind(line).regularity.jumps
+
+
+def test_a_learner_of_even_labels_leaves_zero_where_it_grows():
+    """M = 0 is a fixed point at all α; ascending α end as descending ones from a known teacher."""
+    model, learner = smi.links.absolute(noise=0.1), smi.Mismatched(smi.links.absolute(noise=0.4))
+    settings = {
+        "key": jax.random.key(0),
+        "averages": smi.Averages(points=2**11),
+        "learner": learner,
+    }
+    up = smi.curve(model, [0.4, 1.5], **settings)
+    down = smi.curve(model, [1.5, 0.4], **settings)
+    assert np.all(np.asarray(up.converged) & np.asarray(down.converged))
+    np.testing.assert_allclose(up.cosine[1], down.cosine[0], atol=1e-5)
+    assert abs(float(up.cosine[0, 0])) < 0.1 < 0.5 < float(up.cosine[1, 0])
+    # compiled as one program, it stays at zero, and does not call that its end
+    stay = smi.Start(up[0].overlap, 0.0 * up[0].overlap, up[0].covariance)
+    solve = jax.jit(lambda alpha: smi.state_evolution(model, alpha, start=stay, **settings).result)
+    assert int(solve(1.5)) not in (smi.Result.SUCCESS, smi.Result.INACCURATE)
