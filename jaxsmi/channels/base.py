@@ -285,10 +285,10 @@ def response_of(
     values = jnp.where(weight > 0.0, weight * post.log_partition, 0.0)
     log_partition = jnp.mean(values.reshape(nets, -1), axis=1)
     missed = post.error > channel.averaging.tolerance
-    # δ(g gᵀ) = g δgᵀ + δg gᵀ, with an error of all entries of g relative to 1 + max|g|
+    # δ(g gᵀ) = g δgᵀ + δg gᵀ, and the largest entry of δg is that error times 1 + max|g|
     relative_to = 1.0 + jnp.max(jnp.abs(post.g), axis=(1, 2))
     off = jnp.where(missed, 0.0, weight * relative_to * post.error)
-    error = jnp.mean(off[:, None] * jnp.linalg.norm(post.g, axis=2), axis=0)
+    error = jnp.mean(off[:, None] * jnp.sum(jnp.abs(post.g), axis=2), axis=0)
     error = error[:, None] + error if post.halves is None else jnp.zeros((P, P), off.dtype)
     share = jnp.mean(jnp.where(missed, weight, 0.0))
     return Response(jnp.mean(replicas, 0), replicas, jacobian, log_partition, error, share)

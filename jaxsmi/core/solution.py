@@ -59,7 +59,7 @@ class Ends(Described):
 
     Attributes:
         result: Their codes (K,).
-        free_entropy: Their Bethe free entropies (K,).
+        free_entropy: Their Bethe free entropies (K,), NaN where V was widened.
         stability: Their stabilities (K,).
         agreement: Smallest squared cosine of the rows of each two estimates, (K, K).
         weights: The estimates, (K, P, D).

@@ -40,15 +40,21 @@ def disagree(ends: list[Solution]) -> bool:
     return bool(jnp.any(_agreements(ends[0].model, weights) < _AGREE))
 
 
-def best_end(solutions: list[Solution], nothing: Array | None = None) -> Solution:
+def best_end(
+    solutions: list[Solution], misfits: list[Array], nothing: Array | None = None
+) -> Solution:
     """The end with the largest free entropy, with all ends beside it; `nothing`: the free entropy
     of an estimate that knows nothing, of which the end has to differ, too.
 
     Perfect recovery has an infinite one; ends that broke, or that the labels contradict, come last.
+    Where V was widened in the last step, by the `misfits`, the free entropy serves to compare ends
+    alone, and NaN is returned: with V in place of C it makes the labels too likely.
     """
+    first, misfit = solutions[0], jnp.stack(misfits)
     if len(solutions) == 1:
-        return solutions[0]
-    first = solutions[0]
+        value = jnp.asarray(first.free_entropy)
+        value = jnp.where(misfit[0] > 1.0, missing(), value)
+        return dataclasses.replace(first, free_entropy=value)
     stack = lambda pick: jnp.stack([pick(solution) for solution in solutions])
     code, weights = stack(lambda s: s.result), stack(lambda s: s.state.weights)
     ends = Ends(
@@ -81,17 +87,9 @@ def best_end(solutions: list[Solution], nothing: Array | None = None) -> Solutio
         doubtful = doubtful | knows & (nats[best] - n * nothing < _LOOPS * loops[best])
     ambiguous = (end.result == Result.SUCCESS) & doubtful
     code = jnp.where(ambiguous, Result.AMBIGUOUS, end.result)
-    return dataclasses.replace(end, result=code, ends=ends)
-
-
-def without_free_entropy_if_widened(end: Solution) -> Solution:
-    """The solution with a free entropy of NaN if V was widened in its last step: the labels are
-    then less likely than Φ, in which V is not C, says."""
-    recorded = jnp.isfinite(end.history["step"])
-    last = jnp.maximum(jnp.sum(recorded) - 1, 0)
-    widened = end.history["misfit"][last] > 1.0
-    value = jnp.where(widened, missing(), jnp.asarray(end.free_entropy))
-    return dataclasses.replace(end, free_entropy=value)
+    known = jnp.where(misfit > 1.0, missing(), ends.free_entropy)
+    ends = dataclasses.replace(ends, free_entropy=known)
+    return dataclasses.replace(end, result=code, free_entropy=known[best], ends=ends)
 
 
 def _pick(solutions: list[Solution], index: Array) -> Solution:

@@ -44,7 +44,6 @@ from jaxsmi.inference.gamp_ends import (
     SAME_END,
     best_end,
     disagree,
-    without_free_entropy_if_widened,
 )
 from jaxsmi.inference.gamp_starts import FURTHER_SIZES, default_starts, make_start, streams
 from jaxsmi.inference.gamp_step import (
@@ -216,12 +215,12 @@ def gamp(
         solver = _make_solver(task, data, key, start, weights, number, iteration, function)
         task = task._replace(model=solver.observations.model)
         ends[place] = _run_and_repeat(solver, task, start, every, label, key, several)
-        if default and len(ends) == 2 and disagree([*ends.values()]):
+        if default and len(ends) == 2 and disagree([end for end, _ in ends.values()]):
             remaining = [*enumerate(FURTHER_SIZES, start=2)]
     # several by default: zero is a fixed point, so that it is an end to compare with
     nothing = _unlearned(solver.observations, solver.key) if default and several else None
-    end = best_end([ends[place] for place in sorted(ends)], nothing)
-    end = without_free_entropy_if_widened(end)
+    solutions, misfits = zip(*(ends[place] for place in sorted(ends)), strict=True)
+    end = best_end([*solutions], [*misfits], nothing)
     if isinstance(end, LearnerSolution):
         end = dataclasses.replace(end, learner=learner)
     return _blame_inputs(end) if at_fault else end
@@ -309,8 +308,8 @@ def _run_and_repeat(
     label: str | None,
     key: PRNGKeyArray,
     several: bool,
-) -> Solution:
-    """The end of a run, and of others with more damping while one diverges.
+) -> tuple[Solution, Array]:
+    """The end of a run, and of others with more damping while one diverges, with its misfit.
 
     If the end depends on rescaled messages, the run is repeated without calibration; that end is
     taken if it converged with a larger free entropy. (Of `several` starts the ends are compared
@@ -319,30 +318,31 @@ def _run_and_repeat(
     numbers = (solver.start.weights, start.side_information, solver.damping, solver.tolerance)
     valid = validate.valid((task.model, task.risk, numbers))
 
-    def end_of(solver: GampIteration) -> tuple[Solution, Array]:
+    def end_of(solver: GampIteration) -> tuple[Solution, Array, Array]:
         solver, run, bethe = _run(solver, every, label, key)
-        return _finish(solver, run, bethe, task.risk, key, valid), bethe.rescaled
+        solution = _finish(solver, run, bethe, task.risk, key, valid)
+        return solution, run.state.misfit, bethe.rescaled
 
-    solution, rescaled = end_of(solver)
+    solution, misfit, rescaled = end_of(solver)
     for more in task.dampings[1:]:
         if not (concrete(solution.result) and int(solution.result) in _DAMP_MORE_AFTER):
             break
         solver = dataclasses.replace(solver, damping=jnp.asarray(more, theory_dtype()))
-        solution, rescaled = end_of(solver)
+        solution, misfit, rescaled = end_of(solver)
     numbers = (rescaled, solution.result, solution.free_entropy)
     if not (task.calibrate and concrete(numbers)):
-        return solution
+        return solution, misfit
     code = int(solution.result)
     doubtful = bool(rescaled) or code == Result.MAX_STEPS
     if several or not doubtful or code == Result.RECOVERED:
-        return solution
+        return solution, misfit
     never = jnp.full_like(solver.significance, jnp.inf)
-    plain, _ = end_of(dataclasses.replace(solver, significance=never))
+    plain, plain_misfit, _ = end_of(dataclasses.replace(solver, significance=never))
     # a run that has not settled is at its free entropy up to fluctuations
     slack = jnp.where(solution.converged, 0.0, SAME_END / solution.state.weights[0].size)
     gain = jnp.asarray(plain.free_entropy) - jnp.asarray(solution.free_entropy)
     better = plain.converged & (gain > -slack)
-    return plain if bool(better) else solution
+    return (plain, plain_misfit) if bool(better) else (solution, misfit)
 
 
 def _run(

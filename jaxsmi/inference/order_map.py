@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -332,8 +333,14 @@ class OverlapMap(AbstractOrderMap):
             -jax.vmap(jax.vmap(pull, 2, 2), 3, 3)(jacobian),  # dQ = -dV
             value + jax.vmap(lambda R: pull(precision(R) - Qhat))(response.replicas),
             response.inaccurate,
-            jnp.abs(pull(self.alpha * self.restrict(response.error))),
+            self._integral_error(pull, self.restrict(response.error)),
         )
+
+    def _integral_error(self, pull: Callable[[Array], Array], error: Array) -> Array:
+        """Carry the errors of α response, entry by entry and without signs, to F."""
+        k = len(error)
+        unit = symmetric(jnp.eye(k * k, dtype=error.dtype).reshape(k * k, k, k))
+        return jnp.einsum("n,nab->ab", self.alpha * error.ravel(), jnp.abs(jax.vmap(pull)(unit)))
 
     def _restrict_tensor(self, J: Array) -> Array:
         """A map of (P, P) matrices on the learned directions, (k, k, k, k)."""

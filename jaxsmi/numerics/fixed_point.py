@@ -65,9 +65,10 @@ _ROUGH_SIGMAS, _GROWS = 3.0, 1.1
 # Least trust: seven Newton steps that did not halve the residual. Empirical: three tanh units by
 # 1024 points, where one sample moves F by 2e-3, cycled for all of 300 steps; it takes 27.
 _STALLED = 2.0**-7
-# Statistical errors of F within which V stands still. Empirical: a link of two mixed fields next to
-# its threshold has ρ = 1.01 by 8192 points, and moved by a hundredth of them for all of 300 steps.
-_STANDS = 0.02
+# V stands still if a step moves it by less than this share of the statistical error of F, so many
+# times in a row, with ρ above one by no more than an error of J. Empirical: a link of two mixed
+# fields next to its threshold, with ρ = 1.01 by 8192 points, stood for all of 300 steps.
+_STANDS, _STANDING, _ERROR_OF_RADIUS = 0.02, 7, 0.05
 # Where Newton steps are not sound, as off a saddle or on the way to V = 0, up to 2^4 steps of the
 # linearised map are taken at once, as errors of J of a few per cent add up; twice as many after one
 # that lowered the residual, a quarter after one that went too far. Two layers at α = 1, where V
@@ -153,7 +154,7 @@ class FixedPointState(eqx.Module):
     `doublings` of the steps of the linearised map;
     `remaining`: distance of the fixed point from V, (P, P) without signs; `undecided`: the fixed
     point may be zero; `use_part`: the next evaluation takes a part of the points; `used_all`: the
-    last one took all.
+    last one took all; `standing`: steps in a row in which V stood still with ρ about one.
     """
 
     V: Array
@@ -170,6 +171,7 @@ class FixedPointState(eqx.Module):
     remaining: Array
     undecided: Array
     recovered: Array
+    standing: Array
     use_part: Array
     used_all: Array
 
@@ -277,6 +279,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             remaining=jnp.full_like(V0, jnp.inf),
             undecided=no,
             recovered=no,
+            standing=jnp.zeros((), int),
             use_part=jnp.asarray(self.rough is not None),
             used_all=no,
         )
@@ -300,7 +303,6 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         # a Newton step that did not halve the residual: the error of J is too large for all of it
         expected = (1.0 - 0.5 * state.polished) * state.residual
         failed = (state.polished > 0.0) & (residual > expected) & ~changed
-        failed = failed | self._at_threshold(evaluation, difference, rho)
         trust = jnp.where(failed, 0.5 * state.trust, state.trust)
         longest = _MAX_STEP * jnp.max(scale)
         part = jnp.minimum(trust, longest / jnp.maximum(jnp.max(jnp.abs(newton_step)), longest))
@@ -348,6 +350,7 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
             remaining=jnp.abs(symmetric(remaining)),
             undecided=self.geometric & undecided,
             recovered=recovered,
+            standing=jnp.where(self._stands(evaluation, V, rho), state.standing + 1, 0),
             use_part=self._part_is_enough(state, evaluation, difference) & ~recovered,
             used_all=~state.use_part,
         )
@@ -370,13 +373,13 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         grows = jnp.max(jnp.abs(difference)) > _GROWS * state.residual
         return jnp.any(moves) & (state.use_part | (~state.points_changed & grows))
 
-    def _at_threshold(self, evaluation: Evaluation, difference: Array, rho: Array) -> Array:
-        """V stands still where J, by its statistical error, has ρ >= 1: the points do not tell
-        whether F contracts. Searches for the end of a branch do not ask."""
-        spread = standard_error(evaluation.replicas)
-        still = jnp.all(jnp.abs(difference) <= _STANDS * spread)
+    def _stands(self, evaluation: Evaluation, V: Array, rho: Array) -> Array:
+        """True if F moves V by little of its statistical error, and ρ is one up to the error of J:
+        the points do not tell whether F contracts. Never in searches for the end of a branch."""
+        still = jnp.abs(evaluation.value - V) <= _STANDS * standard_error(evaluation.replicas)
         searches = self.fold or self.downwards is not None
-        return jnp.asarray(not searches) & still & (rho >= 1.0)
+        near_one = (rho >= 1.0) & (rho < 1.0 + _ERROR_OF_RADIUS)
+        return jnp.asarray(not searches) & jnp.all(still) & near_one
 
     def _next_doublings(self, doublings: Array, lower: Array, too_far: Array) -> Array:
         """Return one more after a step that lowered the residual, two fewer after one that raised
@@ -411,16 +414,15 @@ class FixedPointSolver(AbstractSolver[FixedPointState]):
         return {"Q": " ".join(f"{q:.4f}" for q in jnp.diagonal(self.scale - state.V))}
 
     def terminate(self, state: FixedPointState, count: Array) -> Array:
-        """SUCCESS within the tolerance and away from zero, RECOVERED on geometric decay, else
-        MAX_STEPS or NONFINITE."""
+        """SUCCESS within the tolerance and away from zero, or where V stands still at ρ about one;
+        RECOVERED on geometric decay; else MAX_STEPS or NONFINITE."""
         converged = state.distance <= self.tolerance
         # next to the end of a branch a short distance may still lead to another one
         if self.jumps and not self.fold:
             error = propagated_error(state.evaluation.jacobian, state.evaluation.replicas)
             converged = converged | ((state.trust <= _STALLED) & (state.distance <= jnp.max(error)))
         converged = converged & (state.spectral_radius < 1.0)
-        marginal = self._at_threshold(state.evaluation, state.difference, state.spectral_radius)
-        converged = converged | (marginal & (state.trust <= _STALLED))
+        converged = converged | (state.standing >= _STANDING)
         rises: Array | bool = False
         falls: Array | bool = False
         if self.downwards is not None:
