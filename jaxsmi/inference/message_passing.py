@@ -63,6 +63,7 @@ from jaxsmi.models.base import (
     check_data,
     model_argument,
     warn_of_inputs,
+    warn_of_labels,
 )
 from jaxsmi.numerics.linear_algebra import sqrt_psd
 
@@ -204,6 +205,8 @@ def gamp(
     check(len(choice) > 0, "start", start.weights, "a start, or a tuple of several")
     default = len(choice) == 1 and choice[0] is None
     at_fault = warn_of_inputs(model, data)
+    if not at_fault:
+        warn_of_labels(task.model, data)
     choice = default_starts(task, start, data) if default else choice
     # the spectral start runs first: the others take from it the norm that the labels imply
     spectral = lambda item: isinstance(item[1], str) and item[1] == "spectral"

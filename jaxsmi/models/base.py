@@ -74,6 +74,32 @@ def warn_of_inputs(model: AbstractModel, data: Dataset, consequence: str = _RUN_
     return bool(message)
 
 
+def warn_of_labels(model: AbstractModel, data: Dataset) -> None:
+    """Warn of labels with a mean that a link which is odd in its fields cannot give: five standard
+    errors from zero, and a tenth of the size of a label."""
+    labels = data.labels
+    if (
+        not concrete((labels, model))
+        or not labels.is_fully_addressable
+        or data.directions is not None
+    ):
+        return
+    y = np.asarray(labels, float).reshape(len(labels), -1)
+    mean, size = y.mean(), float(np.sqrt(np.mean(y**2)))
+    if y.shape[1] > 1 or abs(mean) <= max(5.0 * y.std() / np.sqrt(len(y)), 0.1 * size):
+        return
+    _, fields = model.design.shapes(data.inputs.shape)
+    probes = jnp.asarray(np.random.default_rng(0).standard_normal((64, *fields[1:])))
+    link = jax.vmap(model.link)
+    if bool(is_centred(model)) and bool(jnp.allclose(link(probes), -link(-probes))):
+        warnings.warn(
+            f"the labels have mean {mean:.3g}, and this link has no intercept, so that its labels "
+            "have mean 0: pass labels - labels.mean(), and add it to predictions, or write a link "
+            "with an intercept",
+            stacklevel=users_level(),
+        )
+
+
 def _warn_of_new_inputs(model: AbstractModel, solution: object, inputs: Array) -> None:
     """Warn of inputs to predict from that are not iid, unless those of the run were not, either."""
     # a run that `smi.load` reads has these names, too

@@ -260,3 +260,15 @@ def test_known_directions_and_symmetric_inputs_are_no_failure():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_inputs(symmetric, symmetric.sample(KEY, dimension=20, alpha=0.5))
+
+
+def test_a_mean_that_the_link_cannot_give_is_warned_of():
+    """An intercept was fitted by nothing, and the run said "Converged."."""
+    model = smi.links.linear(0.1)
+    data = model.sample(jax.random.key(0), dimension=50, alpha=4.0)
+    settings = {"key": jax.random.key(1), "learner": smi.Erm(ridge=0.1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smi.gamp(model, data, **settings)
+    with pytest.warns(UserWarning, match=r"labels have mean 5.*labels - labels.mean\(\)"):
+        smi.gamp(model, smi.Dataset(data.inputs, data.labels + 5.0), **settings)

@@ -45,8 +45,10 @@ if TYPE_CHECKING:
 _MOST_NAMES = 10
 _WIDE = 0.05  # share of the largest value: a larger step to recovery is drawn dotted
 _MOST_MARKERS = 40  # markers of a run: more would overlap at the width of a column
-# codes of points that lines join and that means include
-_SOUND = [int(code) for code in (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED)]
+# codes of points that lines join and that means include: runs whose starts disagree have ended, and
+# means without them would be too high
+_ENDED = (Result.SUCCESS, Result.RECOVERED, Result.NOTHING_LEARNED, Result.AMBIGUOUS)
+_SOUND = [int(code) for code in _ENDED]
 _THEORY = ("state_evolution", "descent_theory")  # kinds of solutions; others are runs
 _WORDS = {"gamp": "GAMP", "train": "training"}
 _MARKS = {"gamp": 0, "train": 1}  # numbers of the markers of methods; of others 2
@@ -83,7 +85,7 @@ def overlap_against_alpha(
     Points of theory, and runs, that did not converge are crosses, and no part of a mean. Lines join
     neighbouring points, also those on both sides of a jump, which a curve does not know:
     `FirstOrder.plot` leaves a gap there. Of lines that coincide the first ones are broader, and
-    markers of several learners at one α stand side by side.
+    markers of later learners are smaller.
 
     Args:
         theory: State evolution, of which Q/S is drawn (of a learner the squared cosine): one
@@ -398,12 +400,13 @@ def _means(
     spread. Runs that did not converge are crosses and not in the mean. If they are the majority,
     the others are no fair sample: they are small markers without a mean. A warning names runs
     without y."""
-    # side by side with runs of others at the same α
-    there = lambda x: np.isclose(np.ravel(x.get_xdata())[:, None], points[0], rtol=0.02).any()
-    of = {x.get_gid() for x in ax.lines if x.get_linestyle() == "None" and there(x)}
-    shift = drawing.shifted(ax, len(of - {None, _MEANS, look["gid"]}))
-    _mark(ax, runs, points, color=look["color"], **shift)
-    look = look | shift
+    _mark(ax, runs, points, color=look["color"])
+    # smaller than those of others at the same α, which then show where they coincide
+    there = lambda x: np.isin(x.get_xdata(), points[0]).any()
+    others = {x.get_gid() for x in ax.lines if x.get_linestyle() == "None" and there(x)}
+    before = len(others - {None, _MEANS, look["gid"]})
+    size = drawing.import_pyplot().rcParams["lines.markersize"]
+    look = look | {"markersize": size * 0.75**before}
     known = np.isfinite(points[1])
     sound = np.isin([int(run.result) for run in runs], _SOUND)
     at_same = (sound[known & (points[0] == a)] for a in points[0])
@@ -426,11 +429,8 @@ def _means(
         look |= {"markerfacecolor": "white"}
     if np.any(error > 0.0):
         tint = look["color"]
-        ax.errorbar(at, mean, bars * error, fmt="none", ecolor=tint, capsize=0, zorder=2.9, **shift)
+        ax.errorbar(at, mean, bars * error, fmt="none", ecolor=tint, capsize=0, zorder=2.9)
     ax.plot(at, mean, **look)
-    ends = np.concatenate([mean - bars * error, mean + bars * error])
-    ax.update_datalim(np.transpose([np.tile(at, 2), ends]))  # not known of shifted markers
-    ax.autoscale_view()
     if np.any(error > 0.0):
         _key_of_means(ax, counts, bars)
 
@@ -653,8 +653,8 @@ def risk_against_alpha(
     open circles unstable ones. Runs are markers in the colour of the curve of their learner, those
     of GAMP circles. Of several runs at one α the mean is drawn, with a bar of two of its standard
     errors; runs that did not converge are crosses outside of the mean, and where they are more than
-    half, there is no mean, and the others are small markers. Markers of several learners at one α
-    stand side by side. `ax.set_yscale("log")` on the axes that are returned shows small errors.
+    half, there is no mean, and the others are small markers. Markers of later
+    learners are smaller. `ax.set_yscale("log")` on the axes that are returned shows small errors.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; runs on

@@ -129,14 +129,6 @@ def joined(ax: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
     ax.plot(x, y, **dot | look)
 
 
-def shifted(ax: Axes, place: int) -> dict[str, Any]:
-    """Settings of markers that stand beside `place` others at the same abscissa."""
-    from matplotlib.transforms import ScaledTranslation
-
-    inches = 3.5 / 72.0 * ((place + 1) // 2) * (-1) ** (place + 1)
-    return {"transform": ax.transData + ScaledTranslation(inches, 0.0, ax.figure.dpi_scale_trans)}
-
-
 def band(
     ax: Axes,
     x: ArrayLike,
