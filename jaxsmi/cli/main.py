@@ -57,7 +57,12 @@ _COMMON = {
     "vary": (str, "NAME=VALUE,VALUE,..: one result for each value of a flag, e.g. skip=0.5,1,2."),
 }
 # of scikit-learn
-_SYNONYMS = {"C": "ridge, 1/(C D)", "penalty": "ridge or --l1", "n-samples": "alpha, N = alpha D"}
+_SYNONYMS = {
+    "C": "ridge, 1/(C D), beside --student linear",
+    "penalty": "ridge or --l1",
+    "n-samples": "alpha, N = alpha D",
+    "seeds": "seed, one number; several are seeds = 8 in the file of jaxsmi sweep",
+}
 _RUNS = (int, "Runs at once, from different random numbers.")
 
 

@@ -103,7 +103,7 @@ def started(*words):
             ["gamp", "linear", "--l1", "1", "--precision", "outer"],
             "--l1 and --precision; allowed: one",
         ),
-        (["risk", "sign", "--C", "1"], "no flag --C here. Write --ridge, 1/(C D)."),
+        (["risk", "sign", "--C", "1"], "no flag --C here. Write --ridge, 1/(C D), beside"),
         (["risk", "sign", "--penalty", "l1"], "Write --ridge or --l1."),
         (["gamp", "sign", "--n_samples", "300"], "Write --alpha, N = alpha D."),
         (["gamp", "logistic-regression"], "Did you mean logistic?"),
