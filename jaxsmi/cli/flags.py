@@ -201,7 +201,7 @@ _RECORDS = {
     "Gradient": "descent.options:Gradient",
     "Monitor": "descent.options:Monitor",
 }
-# where Python takes what words cannot say
+# help of arguments that take more in Python than words can say
 _HELP = {
     "student": "The link of the predictions. Default: that of the model, which makes the labels.",
     "ridge": "λ >= 0 of the penalty (λ/2) ‖W‖². Default 0.1.",

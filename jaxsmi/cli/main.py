@@ -56,7 +56,7 @@ _COMMON = {
     "quiet": (bool, "No progress bars."),
     "vary": (str, "NAME=VALUE,VALUE,..: one result for each value of a flag, e.g. skip=0.5,1,2."),
 }
-# of scikit-learn
+# names of scikit-learn, and the flag that serves
 _SYNONYMS = {
     "C": "ridge, 1/(C D), beside --student linear",
     "penalty": "ridge or --l1",

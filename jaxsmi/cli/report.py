@@ -291,7 +291,8 @@ def wrong_signs(solution: Solution) -> tuple[Any, Any] | None:
         solution = dataclasses.replace(solution, weights=None, teacher_overlap=M)
     key = jax.random.key(0)
     share = generalization_error(student, solution, key=key, loss=misclassification)
-    moved = bars.get("cosine", np.zeros(1))[0] / (np.pi * np.sqrt(1.0 - cosine[0] ** 2))
+    slope = np.pi * np.sqrt(np.maximum(1.0 - cosine[0] ** 2, 1e-12))  # infinite at recovery
+    moved = bars.get("cosine", np.zeros(1))[0] / slope
     return share.value, share.stderr or moved
 
 
