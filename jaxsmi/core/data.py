@@ -168,7 +168,8 @@ class Dataset(Described, HasTeacher):
         if self.labels.dtype == bool:  # arithmetic on labels needs numbers
             self.labels = self.labels.astype(theory_dtype())
         allowed = f"an array of shape (indices P, {D})"
-        allowed += ", of one index teacher[None]" * (np.shape(teacher) == (D,))
+        single = teacher is not None and np.shape(teacher) == (D,)
+        allowed += ", of one index teacher[None]" * single
         self.teacher = optional(_finite_numbers, "teacher", teacher, allowed, shape=(None, D))
         allowed = "the model that made the labels"
         self.model = optional(validate.instance, "model", model, eqx.Module, allowed)
