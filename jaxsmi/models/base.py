@@ -89,9 +89,11 @@ def warn_of_labels(model: AbstractModel, data: Dataset) -> None:
     if y.shape[1] > 1 or abs(mean) <= max(5.0 * y.std() / np.sqrt(len(y)), 0.1 * size):
         return
     _, fields = model.design.shapes(data.inputs.shape)
-    probes = jnp.asarray(np.random.default_rng(0).standard_normal((64, *fields[1:])))
-    link = jax.vmap(model.link)
-    if bool(is_centred(model)) and bool(jnp.allclose(link(probes), -link(-probes))):
+    with jax.ensure_compile_time_eval():  # inside jit, too
+        probes = jnp.asarray(np.random.default_rng(0).standard_normal((64, *fields[1:])))
+        link = jax.vmap(model.link)
+        conditions = is_centred(model), jnp.allclose(link(probes), -link(-probes))
+    if concrete(conditions) and all(map(bool, conditions)):
         warnings.warn(
             f"the labels have mean {mean:.3g}, and this link has no intercept, so that its labels "
             "have mean 0: pass labels - labels.mean(), and add it to predictions, or write a link "

@@ -659,7 +659,7 @@ def risk_against_alpha(
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; runs on
             data (`gamp`, `train`), which have an error if there is a teacher (else give `values`);
-            each also as the table of `smi.sweep`. Put runs behind the curve that they belong to.
+            each also as the table of `smi.sweep`. List runs after their curve.
         labels: Names, one for each of `curves`, runs included. To one that is taken, the learner or
             method is added.
         ax: Axes to draw in. Default None: new ones.
