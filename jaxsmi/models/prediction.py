@@ -159,7 +159,8 @@ def prediction_error(
     if (P, P_star, M) == (1, 1, 1) and centred and jumps:
         # a loss of opposite signs of two fields alone: the angle between them
         cost = of_fields(jnp.ones((1, 1)), -jnp.ones((1, 1)))
-        signs = jnp.all(losses == cost * ((omega >= 0.0) != (z >= 0.0))[..., 0, 0])
+        opposite = ((omega >= 0.0) != (z >= 0.0))[..., 0, 0]
+        signs = jnp.all(losses == jnp.where(opposite, cost, jnp.zeros_like(cost)))
         x, y = into[0, 0], rest[0, 0]
         x, y = (x**2, y * jnp.sqrt(y**2 + 2.0 * x**2)) if bayes else (x, y)
         angle = Estimate(cost / copies * jnp.arctan2(y, x) / np.pi, jnp.zeros(()))

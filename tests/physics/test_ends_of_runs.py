@@ -65,6 +65,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 def test_a_free_entropy_is_the_evidence_or_nan():
     """Models with too few flips widen V to fit the labels; Φ without V = C is no evidence, and was
     larger than that of the true model."""

@@ -642,6 +642,7 @@ def test_a_formula_for_the_proximal_point_does_not_make_a_loss_convex():
     assert smi.Erm(ridge=1.0, prox=shrink, convex=False).bind(line).regularity.jumps
 
 
+@SLOW
 def test_a_learner_of_even_labels_leaves_zero_where_it_grows():
     """M = 0 is a fixed point at all α; ascending α end as descending ones from a known teacher."""
     model, learner = smi.links.absolute(noise=0.1), smi.Mismatched(smi.links.absolute(noise=0.4))
