@@ -28,6 +28,7 @@ from jaxsmi.core.options import setup, user_cache
 from jaxsmi.core.results import Result, counts
 from jaxsmi.core.solution import LearnerSolution, Solution, Threshold, index_names
 from jaxsmi.learners.losses import misclassification
+from jaxsmi.models.base import RUN_POINTS
 from jaxsmi.models.index import IndexModel
 from jaxsmi.models.prediction import generalization_error
 from jaxsmi.thresholds.stairs import Stairs
@@ -282,9 +283,9 @@ def wrong_signs(solution: Solution) -> tuple[Any, Any] | None:
         return None
     if not learner:  # a wrong sign costs (1 + 1)²
         share = solution.error / 4.0
-        # of 2048 inputs, but for the angle of one field
+        # a share of sampled inputs, unless it is the angle of one field
         angle = np.isclose(share, np.arccos(np.minimum(cosine[0], 1.0)) / np.pi, atol=1e-9)
-        sampled = 0.0 if angle else np.sqrt(share * (1.0 - share) / 2048.0)
+        sampled = 0.0 if angle else np.sqrt(share * (1.0 - share) / RUN_POINTS)
         return share, sampled if run else bars.get("error", np.zeros(())) / 4.0
     if run:  # as theory, whose teacher has the norm S
         M = cosine * np.sqrt(solution.overlap * solution.model.prior.second_moment(1))

@@ -50,23 +50,22 @@ def best_end(
     Where V was widened in the last step, by the `misfits`, the free entropy serves to compare ends
     alone, and NaN is returned: with V in place of C it makes the labels too likely.
     """
-    first, misfit = solutions[0], jnp.stack(misfits)
-    if len(solutions) == 1:
-        value = jnp.asarray(first.free_entropy)
-        value = jnp.where(misfit[0] > 1.0, missing(), value)
-        return dataclasses.replace(first, free_entropy=value)
+    first = solutions[0]
     stack = lambda pick: jnp.stack([pick(solution) for solution in solutions])
+    free_entropy = stack(lambda s: s.free_entropy)
+    known = jnp.where(jnp.stack(misfits) > 1.0, missing(), free_entropy)
+    if len(solutions) == 1:
+        return dataclasses.replace(first, free_entropy=known[0])
     code, weights = stack(lambda s: s.result), stack(lambda s: s.state.weights)
     ends = Ends(
         result=code,
-        free_entropy=stack(lambda s: s.free_entropy),
+        free_entropy=known,
         stability=stack(lambda s: s.stability),
         agreement=_agreements(first.model, weights),
         weights=stack(lambda s: s.weights),
     )
     n = first.state.weights[0].size
-    finite = jnp.isfinite(ends.free_entropy)
-    nats = n * jnp.where(finite, ends.free_entropy, -jnp.inf)
+    nats = n * jnp.where(jnp.isfinite(free_entropy), free_entropy, -jnp.inf)
     nats = jnp.where(code == Result.RECOVERED, jnp.inf, nats)
     nats = jnp.where(jnp.isin(code, jnp.asarray(_FAILED)), -jnp.inf, nats)
     # among runs at the same end, a converged one is preferred
@@ -87,8 +86,6 @@ def best_end(
         doubtful = doubtful | knows & (nats[best] - n * nothing < _LOOPS * loops[best])
     ambiguous = (end.result == Result.SUCCESS) & doubtful
     code = jnp.where(ambiguous, Result.AMBIGUOUS, end.result)
-    known = jnp.where(misfit > 1.0, missing(), ends.free_entropy)
-    ends = dataclasses.replace(ends, free_entropy=known)
     return dataclasses.replace(end, result=code, free_entropy=known[best], ends=ends)
 
 

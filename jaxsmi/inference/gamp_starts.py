@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core import validate
-from jaxsmi.core.arrays import array_module, concrete, nan_unless, theory_dtype
+from jaxsmi.core.arrays import array_module, nan_unless, theory_dtype
 from jaxsmi.core.data import Dataset
 from jaxsmi.core.options import Start
 from jaxsmi.core.solution import Solution
@@ -30,7 +28,7 @@ from jaxsmi.inference.spectral import (
     spectral_start,
     with_estimated_norm,
 )
-from jaxsmi.models.base import AbstractModel, is_centred
+from jaxsmi.models.base import AbstractModel, has_parity, is_centred
 
 _UNINFORMED = 1e-3  # size of a random start: Q = 1e-6 is below what labels resolve at any finite D
 # size of a learner's random start: a tiny one fails where the loss is not convex
@@ -40,7 +38,6 @@ _LEARNER_SIZE = 0.5
 _MATRIX_SIZES = (0.1, 0.3)
 FURTHER_SIZES = (0.3, 1.0)  # sizes of two more random starts if the first ends disagree
 _INFORMED = 0.99  # side information λ of an informed start
-_PARITY_FIELDS = 64  # fields at which the parity of a link is tested
 
 
 def default_starts(task: Task, start: Start, data: Dataset) -> tuple[Any, ...]:
@@ -49,7 +46,8 @@ def default_starts(task: Task, start: Start, data: Dataset) -> tuple[Any, ...]:
     if not task.bayes:
         return (_LEARNER_SIZE,)
     _, fields = task.model.design.shapes(data.inputs.shape)
-    if start.aided or not _labels_are_even(task.model, fields[1:]):
+    # even labels carry no first-order signal of W
+    if start.aided or not has_parity(task.model, fields[1:], 1.0):
         return (_UNINFORMED,)
     spectral = task.model.unsupported_reason("spectral") is None
     return ("spectral", _UNINFORMED) if spectral else _MATRIX_SIZES
@@ -158,27 +156,6 @@ def _teacher_signal(model: AbstractModel, data: Dataset) -> Array:
     check(data.teacher is not None, "data.teacher", None, allowed)
     assert data.teacher is not None
     return model.student.teacher_signal(data.teacher).astype(theory_dtype())
-
-
-def _labels_are_even(model: AbstractModel, fields_of_one: tuple[int, ...]) -> bool:
-    """True if labels carry no first-order signal of W, judged by parity, and the prior has mean
-    zero."""
-    if not model.channel.drawable:
-        return False
-    with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
-        shape = (_PARITY_FIELDS, *fields_of_one)
-        fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
-        conditions = (_even(model.channel, fields), is_centred(model))
-    return concrete(conditions) and all(map(bool, conditions))
-
-
-# compiled, the fields an argument: constants would be worked on one operation after the other
-@eqx.filter_jit
-def _even(channel: AbstractChannel, fields: Array) -> Array:
-    """True if labels stay the same when all fields (n, P, M) change their sign."""
-    labels, mirrored = (jax.vmap(channel.link)(z) for z in (fields, -fields))
-    rounding = 64.0 * jnp.finfo(labels.dtype).eps * jnp.max(jnp.abs(labels))
-    return jnp.max(jnp.abs(labels - mirrored)) <= rounding
 
 
 def _spectral_start(model: AbstractModel, data: Dataset, keys: list[PRNGKeyArray]) -> GampStart:

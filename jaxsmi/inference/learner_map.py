@@ -58,9 +58,9 @@ NETS = 16
 _SIGNIFICANT = 5.0
 _SUSPECT = 2.0  # standard errors above which V̂ is taken by parts
 _NOTICEABLE = 1e-4  # share of V̂ below which a jump does not matter
-_NOTHING = 0.1  # cosine below which M may be zero: averages over few samples give it 0.03
+_NOTHING = 0.1  # cosine below which M may be zero: 2048 points of |z| left 0.04
 _ROUGHLY = 1e-4  # tolerance of plain steps before accelerated ones
-_GROWS = 0.01  # growth of M beyond one that is no error of J
+_GROWS = 0.01  # growth of M beyond one, less of which is not told from none
 # Q or V without a ridge, of a run that took all its steps, and of one that seems to have ended.
 # Least squares have V = 1/(α - 1) above the interpolation threshold; where labels can be fitted
 # V grows without bound.
@@ -402,11 +402,11 @@ class LearnerMap(LabelAverages, AbstractLearnerMap):
         code, errors = judged(run, self.learner, answers, stability, bars, vars(x))
         size = jnp.maximum(jnp.max(jnp.abs(x.overlap)), jnp.max(jnp.abs(x.covariance)))
         bound = jnp.where(code == Result.MAX_STEPS, _UNBOUNDED, _INFINITE)
-        # at the interpolation threshold the steps stop with an error of Q above Q itself
         # accelerated steps under jit need not leave M = 0
         place = slice(x.overlap.size, x.overlap.size + x.teacher_overlap.size)
         grows = self._unlearned(x) & (spectral_radius(J[place, place]) > 1.0 + _GROWS)
         code = jnp.where((code == Result.SUCCESS) & grows, Result.UNSTABLE, code)
+        # at the interpolation threshold the steps stop with an error of Q above Q itself
         undetermined = (code == Result.SUCCESS) & (jnp.max(errors["overlap"]) > size)
         unbounded = jnp.all(self.learner.ridge == 0.0) & ((size > bound) | undetermined)
         unbounded &= self.learner.penalty is not None  # a posterior is bounded by its prior

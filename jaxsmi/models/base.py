@@ -41,6 +41,8 @@ from jaxsmi.design.products import Inputs, draw_inputs, product_dtype, shifted, 
 from jaxsmi.models.symmetry import AbstractSymmetry, cosine_table
 from jaxsmi.priors.base import AbstractPrior
 
+RUN_POINTS = 2048  # inputs that the error of a run is averaged over
+_PARITY_FIELDS = 64  # fields at which the parity of a link is tested
 CENTRED = "one with a prior of mean zero (else some overlap exists from the start)"
 _RUN_INPUTS = (
     "The overlap may be wrong, or the run diverge. print(data.second_moments(quick=True)) shows "
@@ -89,11 +91,7 @@ def warn_of_labels(model: AbstractModel, data: Dataset) -> None:
     if y.shape[1] > 1 or abs(mean) <= max(5.0 * y.std() / np.sqrt(len(y)), 0.1 * size):
         return
     _, fields = model.design.shapes(data.inputs.shape)
-    with jax.ensure_compile_time_eval():  # inside jit, too
-        probes = jnp.asarray(np.random.default_rng(0).standard_normal((64, *fields[1:])))
-        labels, mirrored = (jax.vmap(model.link)(z) for z in (probes, -probes))
-        conditions = is_centred(model), jnp.max(jnp.abs(labels + mirrored)) < 1e-6
-    if concrete(conditions) and all(map(bool, conditions)):
+    if has_parity(model, fields[1:], -1.0):
         warnings.warn(
             f"the labels have mean {mean:.3g}, and this link has no intercept, so that its labels "
             "have mean 0: pass labels - labels.mean(), and add it to predictions, or write a link "
@@ -467,7 +465,7 @@ class AbstractMetric(eqx.Module):
 
     @abc.abstractmethod
     def error(
-        self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 2048
+        self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = RUN_POINTS
     ) -> Array:
         """Compute the error of an estimate against the teacher of the data; NaN without one."""
 
@@ -551,6 +549,27 @@ def is_centred(model: AbstractModel) -> Array:
     xp = array_module(mean)
     # means add up to zero by rounding only, of order 1e-16
     return xp.max(xp.abs(xp.asarray(mean))) <= 1e-12
+
+
+def has_parity(model: AbstractModel, fields_of_one: tuple[int, ...], sign: float) -> bool:
+    """True if labels are even (sign 1) or odd (-1) in the fields, tested at random ones, and the
+    prior has mean zero; False where labels cannot be drawn, or the model is traced."""
+    if not model.channel.drawable:
+        return False
+    with jax.ensure_compile_time_eval():  # inside jit, too, where the model itself is not traced
+        shape = (_PARITY_FIELDS, *fields_of_one)
+        fields = jnp.asarray(np.random.default_rng(0).standard_normal(shape), theory_dtype())
+        conditions = (_mirrored(model.channel, fields, sign), is_centred(model))
+    return concrete(conditions) and all(map(bool, conditions))
+
+
+# compiled, the fields an argument: constants would be worked on one operation after the other
+@eqx.filter_jit
+def _mirrored(channel: AbstractChannel, fields: Array, sign: float) -> Array:
+    """True if labels are multiplied by `sign` when all fields (n, P, M) change their sign."""
+    labels, mirrored = (jax.vmap(channel.link)(z) for z in (fields, -fields))
+    rounding = 64.0 * jnp.finfo(labels.dtype).eps * jnp.max(jnp.abs(labels))
+    return jnp.max(jnp.abs(labels - sign * mirrored)) <= rounding
 
 
 @eqx.filter_jit  # a search for jumps: outside jit its loop would be compiled at each call

@@ -46,6 +46,7 @@ from jaxsmi.design.designs import IndexDesign, IndexOperator
 from jaxsmi.design.products import Inputs
 from jaxsmi.design.tokens import Tokens
 from jaxsmi.models.base import (
+    RUN_POINTS,
     AbstractMetric,
     AbstractModel,
     AbstractStudent,
@@ -278,7 +279,7 @@ class IndexMetric(AbstractMetric):
         return teacher.shape[0] == self.model.indices
 
     def error(
-        self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = 2048
+        self, weights: Array, data: HasTeacher, *, key: PRNGKeyArray, points: int = RUN_POINTS
     ) -> Array:
         """Compute the plug-in prediction error of an estimate (P, D) on new Gaussian inputs, with
         noiseless labels of the data's teacher; NaN without a teacher."""

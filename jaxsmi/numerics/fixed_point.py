@@ -17,6 +17,8 @@ Equations here, for V ↦ F(V) on P×P symmetric matrices with Jacobian J:
   Newton step, which has to halve the residual;
 * a fixed point V > 0 or perfect recovery: as long as V is no larger than twice that distance and
   falls geometrically, zero is as good an answer, and the iteration goes on;
+* V that moves by a fiftieth of the statistical error of F, seven steps in a row with 1 <= ρ < 1.05:
+  the points do not tell whether F contracts, and the iteration ends there, at a threshold;
 * error propagation: an error δ of F moves the fixed point by (I - J)^{-1} δ.
 
 Source: [theory: numerics, Eqs. (23) to (28)]. Derivatives of fixed points: implicit.py.
@@ -45,8 +47,6 @@ from jaxsmi.numerics.linear_algebra import (
 )
 from jaxsmi.numerics.quadrature import standard_error
 
-# The iteration
-
 # Newton steps need a contraction, as J has statistical errors; next to the end of a branch, where
 # plain steps creep, one that turns out to have left the region is undone instead.
 _NEWTON_BELOW, _NEWTON_BELOW_FOLD = 0.98, 0.998
@@ -65,9 +65,9 @@ _ROUGH_SIGMAS, _GROWS = 3.0, 1.1
 # Least trust: seven Newton steps that did not halve the residual. Empirical: three tanh units by
 # 1024 points, where one sample moves F by 2e-3, cycled for all of 300 steps; it takes 27.
 _STALLED = 2.0**-7
-# V stands still if a step moves it by less than this share of the statistical error of F, so many
-# times in a row, with ρ above one by no more than an error of J. Empirical: a link of two mixed
-# fields next to its threshold, with ρ = 1.01 by 8192 points, stood for all of 300 steps.
+# Share of the statistical error of F within which V stands still, steps in a row, and error of ρ by
+# that of J. Chosen on one link of two mixed fields next to its threshold: with ρ = 1.01 by 8192
+# points it stood for all of 300 steps; with 512 points ρ is 1.1, and it still does.
 _STANDS, _STANDING, _ERROR_OF_RADIUS = 0.02, 7, 0.05
 # Where Newton steps are not sound, as off a saddle or on the way to V = 0, up to 2^4 steps of the
 # linearised map are taken at once, as errors of J of a few per cent add up; twice as many after one
