@@ -119,11 +119,10 @@ def staircase(
         same step as these, whose `subspace` is then half the direction that grows, half the
         projector on all that is learned with it. `alpha` and `replicas` have one derivative,
         forwards and backwards, in every array of the model; overlap and subspace are constant.
-        After the first threshold
-        derivatives are NaN for links that jump and are integrated numerically (not those of
-        `smi.links` whose labels have few values, with noise or without): take differences at one
-        key. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search found no root: `alpha` is NaN, and
-        `replicas` say which; take more points, or fewer nets), NONFINITE.
+        After the first threshold derivatives are NaN for links that jump and are integrated
+        numerically (not those of `smi.links` whose labels have few values, with noise or without):
+        take differences at one key. Codes: SUCCESS, INACCURATE, MAX_STEPS (a search found no root:
+        `alpha` is NaN, and `replicas` say which; take more points, or fewer nets), NONFINITE.
 
     Raises:
         ValueError: For a model without inference, a prior with a mean, or one under which unlearned

@@ -653,8 +653,8 @@ def risk_against_alpha(
     open circles unstable ones. Runs are markers in the colour of the curve of their learner, those
     of GAMP circles. Of several runs at one α the mean is drawn, with a bar of two of its standard
     errors; runs that did not converge are crosses outside of the mean, and where they are more than
-    half, there is no mean, and the others are small markers. Markers of later
-    learners are smaller. `ax.set_yscale("log")` on the axes that are returned shows small errors.
+    half, there is no mean, and the others are small markers. Markers of later learners are smaller.
+    `ax.set_yscale("log")` on the axes that are returned shows small errors.
 
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; runs on
