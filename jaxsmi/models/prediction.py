@@ -278,8 +278,8 @@ def generalization_error(
             sequence of A solutions, the errors are arrays (A,).
         data: Data of a run, with their teacher. Default None: theory at Q.
         key: A random key. Default None: for closed forms only.
-        bayes: The error of the posterior mean of the label instead of that of the link at ω.
-            Default False.
+        bayes: The error of the posterior mean of the label instead of that of the link at ω; for
+            a learner, of the mean given ω under the law of its teacher. Default False.
         points: Number of links that are evaluated. Default 32768.
         loss: ℓ(prediction, label) to average in place of the squared distance, of the plug-in
             predictor of an index model: `smi.losses.misclassification`, or any function to one

@@ -16,7 +16,7 @@ import pytest
 
 import jaxsmi as smi
 import synthetic
-from helpers import linear_overlap
+from helpers import linear_overlap, slow_but
 from jaxsmi.cli import flags, process, report, run
 from jaxsmi.cli.main import main
 from jaxsmi.workbench import plotting, storage
@@ -265,20 +265,31 @@ def test_state_evolution_prints_one_json_object(capsys):
         assert point["overlap"][0][0] == pytest.approx(exact, abs=2e-4)
 
 
-def test_labels_of_two_signs_show_the_share_of_wrong_ones(capsys):
-    """Label and prediction are signs of one field each: the share is arccos(cosine)/π, in theory
-    and of runs, of Bayes and of a learner."""
-    few = ["--points", 1024, "--nets", 2]
-    data, learner = ["--dimension", 60], ["--student", "linear", "--loss", "logistic"]
-    theory, risk = ["state-evolution", "sign", *few], ["risk", "sign", *learner, *few]
-    runs = [["gamp", "sign", *data, *more] for more in ([], learner)]
-    for words in (theory, risk, *runs):
-        found = json.loads(call(capsys, *words, "--alpha", 2, "--json")[1])
-        exact = np.arccos(found["cosine"][0]) / np.pi
-        assert found["wrong_signs"] == pytest.approx(exact, rel=1e-9)
-        bar = found["stderrs"]["wrong_signs"]
-        assert bar == 0.0 if words in runs else 0 < bar < 0.01
-    table = call(capsys, *risk, "--alpha", 1, 2)[1].splitlines()
+LOGISTIC = ["--student", "linear", "--loss", "logistic"]
+FEW = ["--points", 1024, "--nets", 2]
+
+
+SIGNS = {
+    "theory": ["state-evolution", "sign", *FEW],
+    "theory of a learner": ["risk", "sign", *LOGISTIC, *FEW],
+    "run": ["gamp", "sign", "--dimension", 60],
+    "run of a learner": ["gamp", "sign", "--dimension", 60, *LOGISTIC],
+}
+
+
+@pytest.mark.parametrize("name", slow_but(SIGNS, "theory", "run of a learner"))
+def test_labels_of_two_signs_show_the_share_of_wrong_ones(name, capsys):
+    """Label and prediction are signs of one field each: the share is arccos(cosine)/π."""
+    found = json.loads(call(capsys, *SIGNS[name], "--alpha", 2, "--json")[1])
+    exact = np.arccos(found["cosine"][0]) / np.pi
+    assert found["wrong_signs"] == pytest.approx(exact, rel=1e-9)
+    bar = found["stderrs"]["wrong_signs"]
+    assert bar == 0.0 if name.startswith("run") else 0 < bar < 0.01
+
+
+@pytest.mark.slow
+def test_a_table_of_a_learner_shows_the_share_of_wrong_signs(capsys):
+    table = call(capsys, "risk", "sign", *LOGISTIC, *FEW, "--alpha", 1, 2)[1].splitlines()
     assert "wrong signs" in table[0]
     assert "error" not in table[0]
 

@@ -171,29 +171,29 @@ def test_points_see_the_jumps_of_the_door_next_to_perfect_recovery(make):
     np.testing.assert_allclose(np.mean(found), expected, rtol=1e-6)  # of the expansion: √V
 
 
-def test_a_law_that_jumps_is_integrated_between_its_jumps():
+@pytest.mark.parametrize("overlap", slow_but([0.0, 0.3, 0.9], 0.3))
+def test_a_law_that_jumps_is_integrated_between_its_jumps(overlap):
     """Averages are those of the channel in closed form to rounding of the points; refined sums had
     errors of 1e-4, alike in all nets, which no error bar knew."""
-    for overlap in (0.0, 0.3, 0.9):
-        Q, V = (jnp.array([[x]]) for x in (overlap, 1.0 - overlap))
-        sizes = {"key": KEY, "points": 1024, "nets": 4}
-        law, door = (
-            model.channel.response(Q if overlap else None, V, **sizes)
-            for model in (door_by_its_probabilities(0.05), smi.links.door(DOOR, flip=0.05))
-        )
-        for name in ("mean", "log_partition", "jacobian"):
-            np.testing.assert_allclose(
-                getattr(law, name), getattr(door, name), rtol=1e-7, atol=1e-9
-            )
-        assert law.error < 1e-9
-        assert law.inaccurate == 0.0
+    Q, V = (jnp.array([[x]]) for x in (overlap, 1.0 - overlap))
+    law, door = (
+        model.channel.response(Q if overlap else None, V, key=KEY, points=1024, nets=4)
+        for model in (door_by_its_probabilities(0.05), smi.links.door(DOOR, flip=0.05))
+    )
+    for name in ("mean", "log_partition", "jacobian"):
+        np.testing.assert_allclose(getattr(law, name), getattr(door, name), rtol=1e-7, atol=1e-9)
+    assert law.error < 1e-9
+    assert law.inaccurate == 0.0
+
+
+def both_doors(flip):
+    return (make(flip) for make in (door_by_its_probabilities, partial(smi.links.door, DOOR)))
 
 
 @pytest.mark.parametrize("flip", slow_but([0.05, 0.0], 0.0))
 def test_messages_of_a_law_that_jumps_are_those_of_its_closed_form(flip):
-    """Also of labels that ω contradicts by many deviations, where all mass is in a far piece; a run
-    ends at the same place after as many steps."""
-    law, door = (make(flip) for make in (door_by_its_probabilities, partial(smi.links.door, DOOR)))
+    """Also of labels that ω contradicts by many deviations, where all mass is in a far piece."""
+    law, door = both_doors(flip)
     labels = jnp.array([1.0, -1.0, 1.0, -1.0])
     omega = jnp.array([3.0, 0.3, -1.4, 0.6]).reshape(-1, 1, 1)
     for V in jnp.array([[[1.0]], [[0.01]]]):
@@ -206,6 +206,12 @@ def test_messages_of_a_law_that_jumps_are_those_of_its_closed_form(flip):
     slopes = (jax.jacfwd(messages(m.channel), (0, 1))(omega, jnp.eye(1)) for m in (law, door))
     for one, other in zip(*slopes, strict=True):  # ends of pieces stay where they are
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flip", [0.05, 0.0])
+def test_a_run_on_a_law_that_jumps_is_that_of_its_closed_form(flip):
+    law, door = both_doors(flip)
     data = door.sample(KEY, dimension=400, alpha=2.5)
     one, other = (smi.gamp(model, data, key=KEY) for model in (law, door))
     assert int(one.result) == int(other.result) == smi.Result.SUCCESS

@@ -125,7 +125,7 @@ def test_learners_are_named_and_told_apart(ax):
     bayes.plot(ax)
     assert labels(ax) == ["Bayes", *learners, "Bayes (2)"]
     assert ax.get_ylabel() == "squared cosine"
-    assert ax.get_legend().get_title().get_text() == "sign, Gaussian prior"
+    assert ax.get_legend().get_title().get_text() == "sign, Gaussian prior, noise 0.1"
     # a run has the colour of its theory
     name, learner = next(iter(learners.items()))
     plotting.overlap_against_alpha(gamp=learner_solution("gamp", learner), ax=ax)
@@ -510,7 +510,9 @@ def test_the_runs_of_a_sweep_are_drawn(ax):
     plotting.risk_against_alpha([theory.isel(seed=[0])], ["a"], ax.figure.add_subplot())
 
 
-@pytest.mark.parametrize("learner", [None, smi.Erm(ridge=0.1)])
+@pytest.mark.parametrize(
+    "learner", [pytest.param(None, marks=pytest.mark.slow), smi.Erm(ridge=0.1)]
+)
 def test_runs_of_another_model_are_refused(learner):
     """One wrong `.sel` would say that theory fails."""
     pytest.importorskip("xarray")
@@ -618,18 +620,19 @@ def test_a_legend_names_the_model_where_all_curves_share_it(ax):
     one = theory(None)
     title = lambda: ax.get_legend().get_title().get_text()
     assert labels(one.plot(ax)) == ["state evolution"]
-    assert title() == "linear, Gaussian prior"
+    assert title() == "linear, Gaussian prior, noise 0.5"
     one.plot(ax)
-    assert title() == "linear, Gaussian prior"
+    assert title() == "linear, Gaussian prior, noise 0.5"
     theory(smi.priors.Rademacher()).plot(ax)
-    assert title() == "linear"
+    assert title() == "linear, noise 0.5"
     one.plot(ax)
-    assert title() == "linear"
+    assert title() == "linear, noise 0.5"
     gauss, other = (f"state evolution, {prior} prior" for prior in ("Gaussian", "Rademacher"))
     assert labels(ax) == [gauss, f"{gauss} (2)", other, f"{gauss} (4)"]
     widths = [x.get_linewidth() for x in ax.lines]
     assert widths == sorted(set(widths), reverse=True)
     smi.curve(smi.links.linear(0.1), [0.5], **few).plot(ax)
+    assert title() == "linear"
     assert labels(ax)[2:] == [
         f"{other}, noise 0.5",
         f"{gauss}, noise 0.5 (4)",
@@ -690,7 +693,7 @@ def test_one_panel_for_each_method():
     order = LearningOrder(solutions, learned, 0.5, {"GAMP": 1.2, "Adam": 15.0})
     axes = list(Figure().subplots(1, 2))
     assert plotting.learning_order(order, axes) == axes
-    titles = [r"GAMP, $\alpha=1.2$, Layers", r"Adam, $\alpha=15$, Layers"]
+    titles = [r"GAMP, $\alpha=1.2$, Layers, $D=4$", r"Adam, $\alpha=15$, Layers, $D=4$"]
     assert [ax.get_legend().get_title().get_text() for ax in axes] == titles
     with pytest.raises(ValueError, match=r"^axes: got 1; allowed: 2"):
         plotting.learning_order(order, axes[:1])

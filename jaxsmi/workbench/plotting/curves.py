@@ -59,6 +59,7 @@ _OVERLAP = "overlap $Q/S$"
 _SQUARED = "squared cosine"
 _THRESHOLDS = (":", "--", "-.")  # line styles, in the order in which they are drawn
 _MEANS = "means of runs"  # gid of an entry of the legend
+_HEAD, _NOISE = ("name", "prior"), ("density", "noise", "flip")  # of a title
 _KEY = "index or model"  # gid of entries of the legend
 _HIDDEN = "_: "  # before the labels of lines that such entries explain
 _THRESHOLD = "threshold"  # gid of lines of thresholds
@@ -288,17 +289,22 @@ def _model(solutions: Sequence[Solution]) -> Any:
 
 
 def _title(solutions: Sequence[Solution], alpha: bool = False) -> str:
-    """The model, its prior and α in a few words."""
+    """What the models have in common in a few words, α, and D of runs."""
     # the model of a learner's run is its student
-    model = _model([x for x in solutions if x.kind in _THEORY or type(x) is Solution])
-    if model is None:
-        return ""
-    words = [rf"$\alpha={float(solutions[0].alpha):.3g}$"] * alpha
-    return ", ".join([*_named(_facts(storage.parameters(model))), *words])
+    made = [x for x in solutions if x.kind in _THEORY or type(x) is Solution]
+    models = {id(x.model): x.model for x in made if x.model is not None}
+    words = [_named(_facts(storage.parameters(x))) for x in models.values()]
+    words = [x for x in words[0] if all(x in y for y in words)] if words else []
+    words += [rf"$\alpha={float(solutions[0].alpha):.3g}$"] * (alpha and bool(words))
+    runs = [x for x in solutions if x.weights is not None]
+    sizes = {np.shape(x.weights)[-1] for x in runs if not isinstance(x.model, MatrixModel)}
+    return ", ".join([*words, *(f"$D={size}$" for size in sizes if len(sizes) == 1)])
 
 
 def _named(facts: Mapping[str, str], varied: Sequence[str] = ()) -> list[str]:
-    return [facts[x] for x in ("name", "prior") if x in facts and x not in varied]
+    """Name a model, its prior, and the numbers of its noise that are not zero."""
+    own = {x: facts[x] for x in (*_HEAD, *_NOISE) if x in facts and x not in varied}
+    return [words for name, words in own.items() if words != f"{name} 0"]
 
 
 def _facts(model: Any) -> dict[str, str]:
