@@ -28,6 +28,7 @@ _CHANGE_FALLS = 0.9  # ‖ΔŴ‖/‖Ŵ‖ over its smallest value: smaller is p
 _ALIGNED = 0.5  # random changes of a large signal have a cosine of order 1/√D
 _STEPS_TO_DAMP = 8  # steps without progress
 _MAX_DAMPING = 1.0 - 0.5**3
+_SLOWEST = 0.99  # factor per step of the slowest decay of ΔŴ; slower ones are noise (empirical)
 _STEPS_TO_FREE = 5  # consecutive steps in which a direction grew
 
 
@@ -178,13 +179,15 @@ class Damping(eqx.Module):
     and 1 - d is doubled again. ΔŴ is the change that an undamped step would have made.
 
     `value` d; `change` ΔŴ of the last step; `relative` ‖ΔŴ‖/‖Ŵ‖ without damping, and the
-    `smallest` of it; `lowest` tr C; `waited`: steps without progress; `risen`: steps in a row in
-    which a direction grew.
+    `smallest` of it; `distance` to the end of a geometric series of changes, relative to ‖Ŵ‖;
+    `lowest` tr C; `waited`: steps without progress; `risen`: steps in a row in which a direction
+    grew.
     """
 
     value: Array
     change: Array
     relative: Array
+    distance: Array
     smallest: Array
     lowest: Array
     waited: Array
@@ -195,14 +198,17 @@ class Damping(eqx.Module):
         """Return the state before the first step."""
         infinite = jnp.asarray(jnp.inf, value.dtype)
         zero = jnp.zeros((), int)
-        return cls(value, jnp.zeros_like(weights), infinite, infinite, infinite, zero, zero)
+        none = jnp.zeros_like(weights)
+        return cls(value, none, infinite, infinite, infinite, infinite, zero, zero)
 
     def follow(self, change: Array, weights: Array, trace: Array, adaptive: bool) -> Damping:
         """Choose the damping of the next step, after one that changed Ŵ by `change` to `weights`,
         with this tr C; not `adaptive`: the damping stays."""
-        norm = jnp.linalg.norm(change)
-        relative = norm / (1.0 - self.value) / jnp.linalg.norm(weights)
-        aligned = jnp.sum(change * self.change) > _ALIGNED * norm * jnp.linalg.norm(self.change)
+        norm, last, size = (jnp.linalg.norm(x) for x in (change, self.change, weights))
+        relative = norm / (1.0 - self.value) / size
+        common = jnp.sum(change * self.change)
+        aligned = common > _ALIGNED * norm * last
+        decay = jnp.clip(quotient(common, last**2), 0.0, _SLOWEST)
         falls = trace < _TRACE_FALLS * self.lowest
         converges = relative < _CHANGE_FALLS * self.smallest
         waited = jnp.where(aligned | falls | converges, 0, self.waited + 1)
@@ -215,6 +221,7 @@ class Damping(eqx.Module):
             value=value if adaptive else self.value,
             change=change,
             relative=relative,
+            distance=norm / (1.0 - decay) / size,
             smallest=jnp.where(damps, relative, jnp.minimum(relative, self.smallest)),
             lowest=jnp.minimum(trace, self.lowest),
             waited=jnp.where(damps, 0, waited),

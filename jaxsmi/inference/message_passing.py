@@ -133,11 +133,11 @@ def gamp(
             side information, and inside jit with a traced model, 1e-3; for a matrix and even labels
             (0.1, 0.3); with a learner 0.5.
         iteration: `smi.Iteration(max_steps, tolerance, damping)`. Default 300 steps; tolerance 1e-4
-            on the change of Ŵ in a step (before damping), relative to Ŵ; damping of Ŵ, C and the
-            Onsager term, in [0, 1). For index models it is 0 at first, so that the run follows
-            state evolution step by step, and is raised once nothing grows and nothing converges;
-            for matrices it is the model's own, raised in a second run if the first one diverges
-            (outside jit). history["damping"] records it.
+            on the change of Ŵ in a step (before damping), relative to Ŵ, of learners on its
+            distance to the end; damping of Ŵ, C and the Onsager term, in [0, 1). For index models
+            it is 0 at first, so that the run follows state evolution step by step, and is raised
+            once nothing grows and nothing converges; for matrices it is the model's own, raised in
+            a second run if the first one diverges (outside jit). history["damping"] records it.
         record: A function of a `GampState`, whose values are kept in history["record"]; or a
             `smi.Record`, which also sets the steps between records.
         progress: Show a bar on stderr.

@@ -437,3 +437,16 @@ def test_weights_that_a_penalty_sets_to_zero_are_zero_after_damping():
         assert float(run.gradient_norm) < 1e-6
         counts.append(int(np.sum(np.asarray(run.weights) != 0.0)))
     assert counts[0] == counts[1] < 400
+
+
+def test_a_learner_ends_within_its_tolerance_of_the_minimum():
+    """The change in a step is seven times smaller than the distance to the end."""
+    learner = smi.Erm(ridge=0.0, l1=0.05)
+    data = sparse(0.05).sample(KEY, dimension=400, alpha=0.7)
+    weights = []
+    for tolerance in (1e-4, 1e-9):
+        iteration = smi.Iteration(tolerance=tolerance, max_steps=2000)
+        run = smi.gamp(sparse(0.05), data, learner=learner, key=KEY, iteration=iteration)
+        assert int(run.result) == smi.Result.SUCCESS
+        weights.append(np.asarray(run.weights))
+    assert np.linalg.norm(weights[0] - weights[1]) < 1e-4 * np.linalg.norm(weights[1])
