@@ -1,20 +1,19 @@
-"""First-order transitions: two branches of fixed points, which one is optimal, where each ends, by
-bisections (of one index: one_index.py); and the α above which perfect recovery is stable [theory:
-multi-index, Eqs. (52), (56), (68) to (70)].
+"""First-order transitions: two branches of fixed points, which one is optimal, where each ends (of
+one index: one_index.py; of several: hysteresis.py); and the α above which perfect recovery is
+stable [theory: multi-index, Eqs. (52), (56), (68) to (70)].
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -23,15 +22,15 @@ from jaxsmi.core.arrays import frozen, missing
 from jaxsmi.core.display import Described, describe, format_estimate, number
 from jaxsmi.core.driver import Bar
 from jaxsmi.core.options import Averages, Iteration
-from jaxsmi.core.results import Result, choose
+from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Solution, Threshold, load_workbench
 from jaxsmi.core.validate import POSITIVE, check
-from jaxsmi.inference.evolution import potential_at
 from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel, model_argument
 from jaxsmi.numerics.implicit import not_differentiable
-from jaxsmi.numerics.quadrature import power_of_two, standard_error
-from jaxsmi.thresholds.branch import NETS, branch_end
+from jaxsmi.numerics.quadrature import power_of_two
+from jaxsmi.thresholds.branch import NETS
+from jaxsmi.thresholds.hysteresis import HALVINGS, Bisections, Branches, Hysteresis
 from jaxsmi.thresholds.one_index import SCAN, Ends, FixedPointCurve, Sizes
 from jaxsmi.thresholds.weak import check_model
 
@@ -39,23 +38,8 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.axes import Axes
 
-# Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
-_SMALL_Q = 1e-3
-_HALVINGS = 9  # an interval between two points of the grid shrinks to 1/512 of it
-# V/S at the start of the informed branch: a basin of Q = S as small is missed by about its root
-_INFORMED_V = 1e-6
-# V/S at the second start: too few samples resolve a V as small as the first one
-_RETRY_V = 1e-3
-# V that differ by more, relative to the larger one and absolute, are two branches: ten times the
-# tolerance of the fixed points, and far below the jumps of order one of a transition
-_MIN_DISTANCE, _MIN_DISTANCE_ABSOLUTE = 0.02, 1e-4
-# tolerance of the uninformed branch, and that of informed starts relative to their V/S
-_UNINFORMED_TOLERANCE, _INFORMED_TOLERANCE = 1e-5, 1e-2
 # standard errors of the end of a branch between it and the last point of the branch
 _BESIDE = 3.0
-# V/S that stands for Q = S in the free entropy: for signs the error is of order √V
-_PERFECT_V = 1e-10
-
 # relative distance from an exact threshold of the point of a branch beside it
 _BESIDE_EXACT = 1e-9
 # one index: intervals of α are halved so many times where Q grows by more than this share of its
@@ -67,140 +51,6 @@ _PRIORS = (
     "a Gaussian prior, one of points as smi.priors.Rademacher(), or label noise (1e-4 is little): "
     "recovery is perfect at α = {:.4g} (free entropies of others diverge, or may diverge)"
 )
-
-
-class Branches(NamedTuple):
-    """The two branches, for R keys each at its α: state evolution from a small overlap, and from Q
-    near S.
-
-    Attributes:
-        uninformed: V (R, P, P) of the uninformed branch.
-        informed: V (R, P, P) of the informed branch.
-        results: Result codes (R, 2) of both fixed points.
-    """
-
-    uninformed: Array
-    informed: Array
-    results: Array
-
-    @property
-    def converged(self) -> Array:
-        """True where the informed branch ended at a fixed point (R,)."""
-        code = self.results[:, 1]
-        return (code == Result.SUCCESS) | (code == Result.RECOVERED)
-
-    @property
-    def distinct(self) -> Array:
-        """True where the branches differ (R,)."""
-        largest = jnp.maximum(jnp.abs(self.uninformed), jnp.abs(self.informed)).max((1, 2))
-        distance = jnp.abs(self.uninformed - self.informed).max((1, 2))
-        return distance > jnp.maximum(_MIN_DISTANCE * largest, _MIN_DISTANCE_ABSOLUTE)
-
-
-def _branches(problem: OverlapMap, V: Array, max_steps: int) -> Branches:
-    """The two branches for one key, the uninformed one from V of a smaller α.
-
-    A little of every direction is learned and unlearned first: Q = 0 and V = 0 are fixed points
-    however unstable. F is monotone, so that from V_t ⪰ V_0 on the iteration only rises, and Q = S
-    is out of its reach. The informed start is V = 1e-6 S; if that does not recover, V = 1e-3 S.
-    """
-    S = problem.second_moment
-    starts = jnp.stack([V + 2.0 * _SMALL_Q * (0.5 * S - V), _INFORMED_V * S, _RETRY_V * S])
-    near = (_INFORMED_TOLERANCE * _INFORMED_V, _INFORMED_TOLERANCE * _RETRY_V)
-    tolerances = jnp.asarray((_UNINFORMED_TOLERANCE, *near), S.dtype)
-    downwards = jnp.asarray((False, True, False))
-
-    def follow(recovered: Array, start: tuple[Array, Array, Array]) -> tuple[Array, tuple]:
-        V0, tolerance, down = start
-        end, code = lax.cond(
-            recovered,
-            lambda: (V0, jnp.asarray(int(Result.RECOVERED))),
-            lambda: branch_end(problem, V0, max_steps, tolerance, downwards=down, fold=True),
-        )
-        return down & (code == Result.RECOVERED), (end, code)
-
-    # a scan, so that the fixed point is compiled once
-    _, (ends, codes) = lax.scan(follow, jnp.asarray(False), (starts, tolerances, downwards))
-    informed = jnp.where(codes[1] == Result.RECOVERED, 1, 2)
-    return Branches(ends[0], ends[informed], jnp.stack([codes[0], codes[informed]]))
-
-
-class _Hysteresis(eqx.Module):
-    """Both branches of a model, by points in each net and a step budget; `informed_is_perfect`: the
-    informed branch is Q = S."""
-
-    model: AbstractModel
-    S: Array
-    points_per_net: int = eqx.field(static=True)
-    max_steps: int = eqx.field(static=True)
-    informed_is_perfect: bool = eqx.field(static=True, default=False)
-
-    @eqx.filter_jit
-    def branches(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Branches:
-        """The two branches at one α (R,) for each key, the uninformed one from V (P, P) of a
-        smaller α."""
-
-        def one(at: tuple[Array, PRNGKeyArray]) -> Branches:
-            return _branches(
-                OverlapMap(self.model, *at, self.points_per_net, NETS), V, self.max_steps
-            )
-
-        return lax.map(one, (alpha, keys))
-
-    def informed_wins(self, alpha: Array, branches: Branches, keys: PRNGKeyArray) -> Array:
-        """True where the informed branch exists, and has the larger free entropy (R,)."""
-        # all at the same keys: the errors of both branches cancel in the difference
-        uninformed = self.free_entropies(alpha, branches.uninformed, keys)
-        # Φ at V = 1e-7 S of the branch itself put the binary perceptron at 1.492, not 1.245
-        if self.informed_is_perfect:
-            return self.perfect_free_entropies(alpha, keys) > uninformed
-        informed = self.free_entropies(alpha, branches.informed, keys)
-        return branches.converged & branches.distinct & (informed > uninformed)
-
-    @eqx.filter_jit
-    def free_entropies(self, alpha: Array, V: Array, keys: PRNGKeyArray) -> Array:
-        """Φ (R,) at V (R, P, P)."""
-
-        def one(at: tuple[Array, Array, PRNGKeyArray]) -> Array:
-            alpha, V, key = at
-            return potential_at(self.model, alpha, self.S - V, key, self.points_per_net, NETS).value
-
-        return lax.map(one, (alpha, V, keys))
-
-    @eqx.filter_jit
-    def perfect_free_entropies(self, alpha: Array, keys: PRNGKeyArray) -> Array:
-        """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
-        overlaps = (1.0 - _PERFECT_V) * self.S, _PERFECT_V * self.S
-        # the term does not depend on a large Q̂
-        large = jnp.eye(len(self.S), dtype=self.S.dtype) / _PERFECT_V
-        # no tangents: Φ needs the partition function alone
-        settings = {"points": self.points_per_net, "nets": NETS, "tangents": False}
-
-        def one(key: PRNGKeyArray) -> Array:
-            response = self.model.channel.response(*overlaps, key=key, **settings)
-            return jnp.mean(response.log_partition)
-
-        return self.model.prior.entropy_term(self.S, large) + alpha * lax.map(one, keys)
-
-
-def first_alpha(
-    condition: Callable[[Array], Array], low: Array, high: Array, halvings: int
-) -> tuple[Array, float]:
-    """The smallest α (R,) at which a condition holds, by bisection, and the length of its last
-    cell; on the host, so that all conditions share one program of `branches`."""
-    cell = float(jnp.mean(high - low)) / 2**halvings
-    for _ in range(halvings):
-        middle = 0.5 * (low + high)
-        above = condition(middle)
-        low, high = jnp.where(above, low, middle), jnp.where(above, middle, high)
-    return 0.5 * (low + high), cell
-
-
-# relative resolution of the end of the uninformed branch on any grid: below error bars
-_END_RESOLUTION = 5e-4
-# Independent thresholds have fewer samples than the grid, and their branch may end on the other
-# side of one of its points: the interval reaches a tenth beyond its cell.
-_CELL_MARGIN = 0.1
 
 
 def jumps(alpha: ArrayLike, Q: ArrayLike) -> np.ndarray:
@@ -396,7 +246,7 @@ def first_order(
     prior = model.prior
     S = prior.second_moment(model.indices)
     # the grid takes one key, with the points of all nets
-    hysteresis = _Hysteresis(frozen(model), frozen(S), size * nets, max_steps or 3000)
+    hysteresis = Hysteresis(frozen(model), frozen(S), size * nets, max_steps or 3000)
     with Bar(len(grid), "first-order transition: branches", progress) as bar:
         branches = _on_grid(hysteresis, grid, key, bar)
     distinct = np.asarray(branches.distinct)
@@ -407,11 +257,12 @@ def first_order(
         # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
         all_recovered = bool(recovered.all())
         diverges = prior.traits.continuous and all_recovered
-        with Bar(3 * _HALVINGS, "first-order transition: ends", progress) as bar:
-            ends = dataclasses.replace(
+        with Bar(3 * HALVINGS, "first-order transition: ends", progress) as bar:
+            fewer = dataclasses.replace(
                 hysteresis, points_per_net=size, informed_is_perfect=all_recovered
             )
-            thresholds = _thresholds(ends, grid, branches, keys, diverges, bar)
+            bisections = Bisections(fewer, grid, branches, keys, bar)
+            thresholds = bisections.thresholds(diverges)
         kind = "first order"
         grid, branches, thresholds = _with_points(hysteresis, grid, branches, thresholds, key)
     curves = jnp.asarray(grid), S - branches.uninformed, S - branches.informed
@@ -455,9 +306,9 @@ def _of_one_index(
     return FirstOrder("first order", *ends, *curves)
 
 
-def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
+def _on_grid(hysteresis: Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: Bar) -> Branches:
     """Follow both branches along the grid, the uninformed one upwards."""
-    V = (1.0 - _SMALL_Q) * hysteresis.S
+    V = hysteresis.unlearned
     prior, points = hysteresis.model.prior, []
     for alpha in grid:
         points.append(hysteresis.branches(jnp.asarray([alpha], V.dtype), V, key[None]))
@@ -471,7 +322,7 @@ def _on_grid(hysteresis: _Hysteresis, grid: np.ndarray, key: PRNGKeyArray, bar: 
 
 
 def _with_points(
-    hysteresis: _Hysteresis, grid: np.ndarray, branches: Branches, ends: Ends, key: PRNGKeyArray
+    hysteresis: Hysteresis, grid: np.ndarray, branches: Branches, ends: Ends, key: PRNGKeyArray
 ) -> tuple[np.ndarray, Branches, Ends]:
     """Add points beside the ends of the branches and beside equal Φ to the grid and its branches,
     where the branches differ, and the overlaps there to the thresholds."""
@@ -490,90 +341,6 @@ def _with_points(
                 end = dataclasses.replace(end, overlap=hysteresis.S - getattr(new, name)[0])
         thresholds.append(end)
     return grid, branches, (thresholds[0], thresholds[1], thresholds[2])
-
-
-def _thresholds(
-    hysteresis: _Hysteresis,
-    grid: np.ndarray,
-    branches: Branches,
-    keys: PRNGKeyArray,
-    diverges: bool,
-    bar: Bar,
-) -> Ends:
-    """The algorithmic, information-theoretic and spinodal thresholds with their error bars, from
-    the branches on the grid; `diverges`: Φ of the informed branch does."""
-    indices = np.flatnonzero(np.asarray(branches.distinct))
-    first, last = indices[[0, -1]]
-    # the informed branch appears inside the grid, the uninformed one ends there
-    appears, ends = bool(first > 0), bool(last + 1 < len(grid))
-    of_keys = lambda alpha: jnp.full(len(keys), alpha, branches.uninformed.dtype)
-
-    def branches_at(alpha: Array, index: int) -> Branches:
-        bar.update(1, {"α": f"{float(jnp.mean(alpha)):.4g}"})
-        return hysteresis.branches(alpha, branches.uninformed[index], keys)
-
-    def merged(alpha: Array) -> Array:
-        # True if the iteration from V of the last point reaches the informed branch; V of other
-        # points is no guide, as the uninformed branch moves up to its end
-        here = branches_at(alpha, last)
-        return ~here.distinct & here.converged
-
-    def exists(alpha: Array) -> Array:
-        here = branches_at(alpha, max(first - 1, 0))
-        return here.distinct & here.converged
-
-    def wins(alpha: Array) -> Array:
-        here = branches_at(alpha, max(first - 1, 0))
-        return hysteresis.informed_wins(alpha, here, keys)
-
-    lower, upper = of_keys(grid[first]), of_keys(grid[last])
-    cell_start = cell_end = 0.0
-    if appears:
-        lower, cell_start = first_alpha(exists, of_keys(grid[first - 1]), lower, _HALVINGS)
-    if ends:
-        margin = _CELL_MARGIN * (grid[last + 1] - grid[last])
-        low, high = max(grid[last] - margin, grid[first]), grid[last + 1] + margin
-        cells = max((high - low) / (_END_RESOLUTION * low), 2.0)
-        halvings = math.ceil(math.log2(cells))
-        upper, cell_end = first_alpha(merged, of_keys(low), of_keys(high), halvings)
-    spinodal = lower if appears else 0.0 * lower
-    algorithmic = upper if ends else jnp.full_like(upper, jnp.inf)
-    optimal, cell = spinodal, cell_start
-    if not diverges:
-        optimal, cell = first_alpha(wins, lower, upper, _HALVINGS)
-        cell = max(cell, cell_end)
-        # without a change of sign inside, the crossing lies outside
-        if not ends:
-            optimal = jnp.where(wins(upper), optimal, jnp.inf)
-        if not appears:
-            optimal = jnp.where(wins(lower), 0.0, optimal)
-    # the start has to lie in the new basin of Q = S: α exceeds the spinodal by about √V
-    basin = math.sqrt(_INFORMED_V) if diverges else 0.0
-    # MAX_STEPS next to a spinodal moves no threshold: it counts inside the hysteresis only
-    codes = np.asarray(branches.results)
-    converged = bool(np.isin(codes[indices], (Result.SUCCESS, Result.RECOVERED)).all())
-    # a branch that is no number counts as absent, and would be taken for a spinodal
-    failed = bool((codes == Result.NONFINITE).any())
-    code = choose((True, Result.MAX_STEPS), (converged, Result.SUCCESS), (failed, Result.NONFINITE))
-
-    def threshold(values: Array, cell: float, V: Array, basin: float) -> Threshold:
-        alpha = jnp.mean(values)
-        regular = jnp.isfinite(alpha) & (alpha > 0)
-        # a cell is uniform, and common to all keys: no average over them makes it smaller
-        shared = jnp.hypot(cell / np.sqrt(12.0), basin * alpha)
-        stderr = jnp.where(regular, jnp.hypot(standard_error(values), shared), 0.0)
-        finite = alpha if bool(jnp.isfinite(alpha)) else grid[last]
-        index = indices[np.argmin(np.abs(grid[indices] - float(finite)))]
-        growth = branches.uninformed[index] - branches.informed[index]
-        return Threshold(
-            alpha, stderr, values, growth / jnp.trace(growth), hysteresis.S - V[index], code
-        )
-
-    return (
-        threshold(algorithmic, cell_end, branches.uninformed, 0.0),
-        threshold(optimal, cell, branches.informed, basin),
-        threshold(spinodal, cell_start, branches.informed, basin),
-    )
 
 
 def recovery_threshold(model: AbstractModel) -> Threshold:
