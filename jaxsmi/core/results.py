@@ -21,7 +21,7 @@ class Result(enum.IntEnum):
     happened and what to try, `Result(code).training` the same for descent. Members are in order of
     severity.
 
-    `RECOVERED` is a success, too: V falls geometrically to zero.
+    `RECOVERED` is a success, too: V falls to zero.
     """
 
     remedy: str
@@ -40,7 +40,7 @@ class Result(enum.IntEnum):
         return member
 
     # The order is that of severity. Files store the numbers, so that these cannot be the order.
-    RECOVERED = 1, "Perfect recovery: V falls geometrically to zero."
+    RECOVERED = 1, "Perfect recovery: V falls to zero."
     SUCCESS = 0, "Converged.", "All steps were taken, or the target was reached."
     INACCURATE = (
         6,

@@ -52,6 +52,8 @@ from jaxsmi.numerics.fixed_point import GeometricDecay, perron
 _MAX_GROWTH = 1e6  # bound on |W|² over its start: a minimiser has no other bound
 _MAX_NORM = 10.0  # bound on |W|² over tr S: a posterior mean stays below one
 _MIN_NORM = 1e-5  # |W| over its start that counts as zero: rounding, from which nothing grows
+# V/S of fields, and C/S of the prior, that stand for weights of a discrete prior that are known
+_FIELDS_V, _PRIOR_C = 1e-10, 1e-6
 _MIN_OVERLAP = 1e-2  # |w|² over S below which a row has not been learned
 
 # compiled by itself: the spectral estimator and message passing share the program
@@ -335,7 +337,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
     def terminate(self, state: GampLoopState, count: Array) -> Array:
         """SUCCESS where Ŵ moves no more, or has shrunk away (nothing is learned); RECOVERED where
-        tr C decays geometrically."""
+        tr C decays geometrically, or all weights of a discrete prior are known."""
         weights = state.state.weights
         before = weights - state.damping.change
         estimates = (weights, before, self.start.weights)
@@ -347,7 +349,8 @@ class GampIteration(AbstractSolver[GampLoopState]):
         zero, was_zero = (x <= weights.shape[0] * _MIN_NORM**2 * start for x in (size, last))
         # where the response overshoots, a penalty |w| sets all weights to zero for a single step:
         # the run ends only if they stay there
-        ended = settled | (zero & (self.learner.bayes | was_zero))
+        known = self._known(state.state.covariance)
+        ended = settled | known | (zero & (self.learner.bayes | was_zero))
         recovered = jnp.zeros((), bool)
         too_large = (size > _MAX_GROWTH * start) | (was_zero & ~zero & (count > 1))
         failure = Result.DIVERGED  # for a minimiser, λ + A is not positive definite
@@ -355,7 +358,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
             # V of a posterior is its error; V of a minimiser is a response, and need not fall
             trace = jnp.trace(state.state.covariance)
             noiseless = self.observations.model.channel.noiseless
-            recovered = noiseless & self.decay.reached(state.decay_count, trace)
+            recovered = known | (noiseless & self.decay.reached(state.decay_count, trace))
             too_large = size > _MAX_NORM * jnp.trace(self.observations.second_moment)
             failure = Result.NONFINITE
         # later entries win
@@ -367,6 +370,12 @@ class GampIteration(AbstractSolver[GampLoopState]):
             (too_large, Result.DIVERGED),
             (~state.finite, failure),
         )
+
+    def _known(self, C: Array) -> Array:
+        """True if less than one of D runs has a wrong weight of a discrete prior. Hardly any label
+        lies within √V of a jump then: one step later all g and A would be zero, and Ŵ, too."""
+        relative = jnp.trace(C) / jnp.trace(self.observations.second_moment)
+        return self.learner.discrete & (relative * self.observations.operator.entries**2 < 1.0)
 
     def _emerging(self, state: GampLoopState) -> Array:
         """True if a row next to zero grows: the run goes on, even if its other rows stand still."""
@@ -460,9 +469,16 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
     def _device_bethe(self, state: GampState, numbers: Draws | None) -> tuple[Array, ...]:
         """`bethe`, as one device sees it."""
-        operator = self.observations.operator
+        operator, S = self.observations.operator, self.observations.second_moment
+        known = self._known(state.covariance)
+        V = jnp.where(known, _FIELDS_V * S, state.covariance)
+        state = dataclasses.replace(state, covariance=V)
         messages = self._messages(operator, state, numbers)
         fields, A, b = messages.fields, messages.A, messages.b
+        # weights that are known have a large precision, of which Φ does not depend
+        large = jnp.eye(len(A), dtype=A.dtype) / (_PRIOR_C * jnp.trace(S))
+        A = jnp.where(known, large, A)
+        b = jnp.where(known, contract(large.astype(b.dtype), state.weights.astype(b.dtype)), b)
         post, w, n = fields.posterior, self.observations.model.prior.weight, operator.entries
         (g, dg), (g_too, dg_too) = post.factors
         A, b = (x.astype(theory_dtype()) for x in (A, b))

@@ -476,10 +476,11 @@ def _overconfident(solver: GampIteration, end: Run[GampLoopState]) -> Array:
     outputs = jax.vmap(observations.model.link)(observations.forward(state.weights))
     distance = jnp.mean((outputs - labels) ** 2)
     spread = jnp.mean((labels - jnp.mean(labels, 0)) ** 2)
-    unexplained = (end.result == Result.RECOVERED) & ~(distance < _UNEXPLAINED * spread)
+    noiseless = observations.model.channel.noiseless
+    recovered = noiseless & (end.result == Result.RECOVERED)
+    unexplained = recovered & ~(distance < _UNEXPLAINED * spread)
     # noiseless labels that jump err by about √(tr V/tr S), smooth ones by less
     unknown = jnp.sqrt(jnp.trace(state.covariance) / jnp.trace(observations.second_moment))
-    noiseless = observations.model.channel.noiseless
     contradicted = noiseless & quiet & (distance > _MISFIT * unknown * spread)
     return missed | unexplained | contradicted
 

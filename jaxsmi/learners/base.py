@@ -90,6 +90,11 @@ class AbstractResponder(eqx.Module):
     bayes: ClassVar[bool] = False
 
     @property
+    def discrete(self) -> bool:
+        """True if the weights take finitely many values: their C may then vanish."""
+        return False
+
+    @property
     @abc.abstractmethod
     def tolerance(self) -> Array:
         """Error of g up to which it counts as accurate."""
@@ -120,6 +125,10 @@ class AbstractModelResponder(AbstractResponder):
     """The channel and the prior of a model."""
 
     student: AbstractModel
+
+    @property
+    def discrete(self) -> bool:
+        return self.student.prior.traits.discrete
 
     @property
     def tolerance(self) -> Array:

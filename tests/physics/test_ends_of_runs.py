@@ -37,6 +37,22 @@ def test_free_entropy_is_the_evidence_of_a_linear_model():
     assert np.std(gaps) < 3.0 / D
 
 
+@pytest.mark.parametrize("flip", [0.0, pytest.param(0.03, marks=pytest.mark.slow)])
+def test_binary_weights_are_recovered_above_their_threshold(flip):
+    """1.49 and 1.92. Once all are known hardly any label has a message: the run went on with A = 0
+    to Ŵ = 0 and "Converged." The evidence is that of the flips, and log 2 for each weight."""
+    model, D = smi.links.sign(flip=flip, prior=smi.priors.Rademacher()), 500
+    for seed in range(6):
+        data = model.sample(jax.random.key(seed), dimension=D, alpha=2.5)
+        run = smi.gamp(model, data, key=jax.random.key(seed))
+        assert int(run.result) == smi.Result.RECOVERED
+        np.testing.assert_allclose(run.cosine, 1.0, atol=1e-6)
+        share = np.mean(np.sign(data.stored_inputs[:, 0] @ data.teacher[0]) != data.labels)
+        evidence = share * np.log(flip) + (1 - share) * np.log(1 - flip) if flip else 0.0
+        # a label within 1e-5 of its jump costs up to 100/D
+        assert abs(float(run.free_entropy) + np.log(2.0) - 2.5 * evidence) < 0.01
+
+
 @pytest.mark.slow
 def test_slope_in_the_noise_is_that_of_the_labels_at_fixed_messages():
     """dΦ/dΔ = (1/D) Σ_μ ∂_Δ log Z_out at fixed ω and V: Φ is stationary in the rest, also at a
