@@ -169,8 +169,8 @@ class Solution(Described):
     @property
     def cosine(self) -> Array:
         """The cosine of each index with the teacher (P,), of a batch (runs, P): of a run the last
-        finite record, of theory `cosines` at the end. NaN without a teacher, or with one of another
-        number of indices."""
+        finite record, of theory `cosines` at the end. With a teacher of another number of indices
+        each is that with the closest of its rows. NaN without a teacher."""
         if "cosine" not in self.history:
             return self.cosines(vars(self))
         cosines = self.history["cosine"]
@@ -187,7 +187,7 @@ class Solution(Described):
         return self._cosines(Q, Q, Q + overlaps["covariance"])
 
     def _cosines(self, M: Array | None, Q: Array, rho: Array) -> Array:
-        if self.model is None or M is None or M.shape != Q.shape:
+        if self.model is None or M is None:
             return missing_array(Q.shape[:-1], Q.dtype)
         return _cosines(self.model.metric, M, Q, rho)
 
@@ -261,7 +261,7 @@ def load_workbench(module: str) -> Any:
 
 @eqx.filter_jit  # outside jit one program, not one an operation
 def _cosines(metric: Any, M: Array, Q: Array, rho: Array) -> Array:
-    return jnp.vectorize(metric.cosines, signature="(p,q),(p,q),(p,q)->(p)")(M, Q, rho)
+    return jnp.vectorize(metric.cosines, signature="(p,q),(p,r),(q,s)->(p)")(M, Q, rho)
 
 
 class LearnerSolution(Solution):
@@ -296,8 +296,9 @@ class LearnerSolution(Solution):
         """The cosines (.., P) of theory at "overlap" Q and "teacher_overlap" M. ρ is the second
         moment of the teacher's prior: the covariance of a learner is a response."""
         Q, M = overlaps["overlap"], overlaps.get("teacher_overlap")
-        rho = Q if self.model is None else self.model.prior.second_moment(Q.shape[-1])
-        return self._cosines(M, Q, rho)
+        if self.model is None or M is None:
+            return self._cosines(None, Q, Q)
+        return self._cosines(M, Q, self.model.prior.second_moment(M.shape[-1]))
 
     def _numbers(self) -> dict[str, str]:
         names = ("error", "train_loss", "test_loss", "energy", "stability")

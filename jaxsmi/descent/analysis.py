@@ -58,9 +58,9 @@ def learned_at(solution: Solution | Sequence[Solution], level: float = 0.5) -> A
         level: The cosine c in (0, 1). Default 0.5.
 
     Returns:
-        Steps or α, (P,) or (runs, P): inf where the level was never reached, NaN without cosines (a
-        teacher of another number of rows). Of ranks above one the cosines are those of the spans of
-        the rows: a layer may pass and still give other labels.
+        Steps or α, (P,) or (runs, P): inf where the level was never reached. Of ranks above
+        one the cosines are those of the spans of the rows: a layer may pass and still give other
+        labels.
 
     Raises:
         ValueError: For a level outside (0, 1), or solutions without cosines.

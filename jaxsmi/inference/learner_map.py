@@ -141,10 +141,8 @@ class AbstractLearnerMap(AbstractOrderMap):
         return Bars(jax.tree.map(standard_error, jax.vmap(carried)(*rules)), distance)
 
     def _cosines(self, M: Array, Q: Array) -> Array:
-        """Compute `LearnerSolution.cosines`; NaN if student and teacher differ in indices."""
-        if M.shape != Q.shape:
-            return missing_array((len(Q),), Q.dtype)
-        return self.model.metric.cosines(M, Q, self.model.prior.second_moment(len(Q)))
+        """Compute `LearnerSolution.cosines`."""
+        return self.model.metric.cosines(M, Q, self.model.prior.second_moment(M.shape[1]))
 
     def iterate(self, start: PyTree, settings: Settings) -> Run[AndersonState]:
         """The end of the iteration from a start."""

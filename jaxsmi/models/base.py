@@ -435,7 +435,7 @@ class AbstractMetric(eqx.Module):
 
         Returns:
             "overlap" Q = Ŵ Ŵᵀ/n (P, P), "teacher_overlap" M = Ŵ W*ᵀ/n (P, P*) and "cosine" (P,);
-            NaN without a teacher, the cosine also for one that is not `comparable`.
+            NaN without a teacher.
         """
         student = self.model.student
         flat = lambda signal: signal.reshape(len(signal), -1).astype(theory_dtype())
@@ -448,15 +448,17 @@ class AbstractMetric(eqx.Module):
             return {"overlap": Q, "teacher_overlap": nan, "cosine": nan[0]}
         truth = flat(student.teacher_signal(teacher))
         M = W @ truth.T / n
-        cosine = nan[0]
-        if self.comparable(teacher):
-            cosine = self.cosines(M, Q, truth @ truth.T / n)
+        cosine = self.cosines(M, Q, truth @ truth.T / n)
         return {"overlap": Q, "teacher_overlap": M, "cosine": cosine}
 
     def cosines(self, cross: Array, Q: Array, rho: Array) -> Array:
-        """Compute the cosine similarity (P,) of each index from M, Q and ρ (P, P), up to the
-        symmetries; 0 for a zero estimate."""
-        values = jnp.diagonal(cosine_table(cross, Q, rho))
+        """Compute the cosine similarity (P,) of each index from M (P, P*), Q (P, P) and ρ (P*, P*),
+        up to the symmetries; 0 for a zero estimate. Of another number of rows, which cannot be
+        matched one to one, it is that with the closest row of the teacher."""
+        table = cosine_table(cross, Q, rho)
+        if table.shape[0] != table.shape[1]:
+            return jnp.max(jnp.abs(table), axis=1)
+        values = jnp.diagonal(table)
         for part in self.symmetry:
             rows = np.asarray(part.indices)
             block = np.ix_(rows, rows)
@@ -470,7 +472,8 @@ class AbstractMetric(eqx.Module):
         """Compute the error of an estimate against the teacher of the data; NaN without one."""
 
     def comparable(self, teacher: Array) -> bool:
-        """Return True if cosines with this teacher exist (rows: it has as many)."""
+        """Return True if the model can have made the labels of this teacher (it has as many
+        rows)."""
         return True
 
     def teacher_of(self, data: HasTeacher) -> Array | None:

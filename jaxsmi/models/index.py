@@ -310,20 +310,14 @@ class IndexMetric(AbstractMetric):
 
 
 class _Cosines(eqx.Module):
-    """Cosines (P,) of a student's rows up to its symmetries; if the teacher has another number of
-    rows, the cosine of each row with the closest row of the teacher."""
+    """Cosines (P,) of a student's rows with those of the teacher, the first ones of M and ρ."""
 
     student: IndexModel
     targets: int = eqx.field(static=True)
 
     def __call__(self, cross: Array, Q: Array, gram: Array) -> Array:
-        M = cross[:, : self.targets]
-        rho = gram[: self.targets, : self.targets]
-        # another number of rows cannot be matched one to one
-        if self.student.indices == self.targets:
-            return self.student.metric.cosines(M, Q, rho)
-        scale = jnp.sqrt(jnp.outer(jnp.diagonal(Q), jnp.diagonal(rho)))
-        return jnp.max(jnp.abs(M) / jnp.where(scale > 0.0, scale, 1.0), axis=1)
+        n = self.targets
+        return self.student.metric.cosines(cross[:, :n], Q, gram[:n, :n])
 
 
 def align(estimate: ArrayLike, teacher: ArrayLike, model: IndexModel) -> Array:

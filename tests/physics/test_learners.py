@@ -303,6 +303,23 @@ def test_steps_through_larger_ridges_are_those_of_the_history():
     assert int(end.steps) + 1 == np.sum(np.isfinite(end.history["overlap"][:, 0, 0]))
 
 
+def test_a_student_of_fewer_fields_has_cosines_with_the_closest_row():
+    """z1 z2 is noise of variance one to a linear student of z1 + z1 z2, at any D: its Q and M are
+    those of ridge regression."""
+    product = lambda z: z[0, 0] + z[0, 0] * z[1, 0]
+    model = smi.MultiIndex(product, indices=2, noise=0.1)
+    learner = smi.Erm(LINEAR, ridge=0.3)
+    end = smi.state_evolution(model, 2.0, key=KEY, learner=learner, averages=smi.Averages(4096))
+    Q, M, *_ = ridge_regression(2.0, 0.3, 1.1)
+    np.testing.assert_allclose(end.cosine, M / np.sqrt(Q), atol=4.0 * end.stderrs["cosine"][0])
+    assert 0.0 < end.stderrs["cosine"][0] < 0.02
+    data = model.sample(KEY, dimension=400, alpha=2.0)
+    run = smi.gamp(model, data, key=KEY, learner=learner)
+    w, teacher = np.asarray(run.weights[0]), np.asarray(data.teacher)
+    exact = abs(teacher @ w) / np.linalg.norm(teacher, axis=1) / np.linalg.norm(w)
+    np.testing.assert_allclose(run.cosine, max(exact), rtol=1e-9)
+
+
 @pytest.mark.parametrize("alpha", [pytest.param(0.9, marks=SLOW), 1.0])
 def test_without_a_ridge_labels_that_can_be_fitted_have_no_minimum_of_their_own(alpha):
     """Above α = 1 least squares have V = 1/(α - 1)."""

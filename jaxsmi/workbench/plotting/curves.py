@@ -296,8 +296,8 @@ def _title(solutions: Sequence[Solution], alpha: bool = False) -> str:
     words = [_named(_facts(storage.parameters(x))) for x in models.values()]
     words = [x for x in words[0] if all(x in y for y in words)] if words else []
     words += [rf"$\alpha={float(solutions[0].alpha):.3g}$"] * (alpha and bool(words))
-    runs = [x for x in solutions if x.weights is not None]
-    sizes = {np.shape(x.weights)[-1] for x in runs if not isinstance(x.model, MatrixModel)}
+    rows = [x.weights for x in solutions if not isinstance(x.model, MatrixModel)]
+    sizes = {np.shape(x)[-1] for x in rows if x is not None}
     return ", ".join([*words, *(f"$D={size}$" for size in sizes if len(sizes) == 1)])
 
 
