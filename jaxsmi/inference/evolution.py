@@ -93,9 +93,9 @@ def state_evolution(
         start: Initial overlap, a number (times the second moment S) or (P, P), 0 ⪯ Q ≺ S. A small
             one is uninformed, one near S informed. Default 1e-3, plus the overlap of the prior's
             mean. A `smi.Start` also sets side information λ (λ/(1-λ) is added to Q̂; λ = 1/D
-            imitates the chance overlap of a run of dimension D) and, with a learner, M, V and B.
-            Defaults with a learner: Q = tr S/P, M of 0.8 of the teacher shared evenly, V = 1/2, B =
-            0.
+            imitates the chance overlap of a run of dimension D) and, with a learner, the
+            teacher overlap M, the response V and the overlap B with fixed directions. Defaults with
+            a learner: Q = tr S/P, M of 0.8 of the teacher shared evenly, V = 1/2, B = 0.
         averages: `smi.Averages(points, nets)`. Default 16384 points, with a learner 32768, in 16
             nets.
         iteration: `smi.Iteration(max_steps, tolerance, newton)`. Default 300 steps; tolerance: the

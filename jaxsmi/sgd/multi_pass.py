@@ -287,10 +287,10 @@ def descent_theory(
         model: The teacher, an index model.
         alpha: N/D > 0.
         start: Overlaps (M, Q) of the student, M (P, P*), Q (P, P), numbers for multiples of the
-            identity; or an `Initial` that has a Gram matrix of the teacher, too. From M = 0 (not
-            traced) a student of an even link learns nothing as D → ∞, and the history has "gain",
-            too: ∂M_pq(t)/∂M_pq(0), (steps + 1, P, P*), NaN where slopes jump (|z|: start at a small
-            M).
+            identity; or an `Initial` that has a Gram matrix of the teacher, too. From M = 0 a
+            student of an even link learns nothing as D → ∞. Unless M = 0 is traced, the history
+            then has "gain", too: ∂M_pq(t)/∂M_pq(0), (steps + 1, P, P*), NaN where slopes jump (|z|:
+            start at a small M).
         rate: κ, the learning rate of the summed loss, of order one, or one for each row (P,); or a
             `smi.sgd.Rule(rate, gradient=smi.Gradient(loss=.., batch_size=0.25, order=..))`, the
             batch as a share of the samples, with momentum, weight decay (Λ for a unit of α; a
