@@ -491,7 +491,7 @@ def noisy(labels: AbstractLabels, noises: Array) -> list[IntegratedChannel]:
     if not isinstance(labels, NoInference):
         raise ValueError(
             "noises: got noises for a model that already has a posterior; allowed: "
-            "smi.state_evolution, smi.weak_recovery without noises=."
+            "smi.state_evolution, smi.weak_recovery without noises."
         )
     if labels.budget is None:
         raise ValueError(f"noises: got noises for {labels.name}; allowed: None. {labels.remedy}.")

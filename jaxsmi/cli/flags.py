@@ -252,7 +252,7 @@ class CommandLine(NamedTuple):
         """All that decides the numbers, for the files and the JSON object."""
         common = {name: self.common[name] for name in ("runs", "vary") if name in self.common}
         head = {"model": self.model} if self.model else {}
-        values = _with_presets(flags_of(self), self.values)
+        values = _with_presets(self, self.values)
         return head | values | common | {"seed": self.common.get("seed", 0)}
 
 
@@ -272,6 +272,9 @@ def flags_of(words: CommandLine) -> dict[str, Flag]:
             kind = _word_type(argument)
             if kind is None or argument.name in _FROM_COMMON:
                 continue
+            bayes = words.command.learner is False
+            if bayes and argument.help.startswith("With a learner"):
+                continue
             name = argument.name if argument.name not in flags else "_".join(here)
             required = argument.default is None and set(path) <= _REQUIRED
             # theory has no α by default: its curve is what a user asks for
@@ -280,6 +283,7 @@ def flags_of(words: CommandLine) -> dict[str, Flag]:
             required = required and preset is None
             said = target in ("inference.message_passing:gamp", "learners.erm:Erm")
             help = _HELP.get(argument.name, argument.help) if said else argument.help
+            help = re.sub(" and, with a learner.*", ".", help) if bayes else help
             help = _ALPHA.sub(_MATRICES.get(words.model, "N/D"), help)
             help = re.sub("`| ?Default None[.]| None(?=:)", "", in_shell(help, words))
             if kind is bool:
@@ -331,9 +335,13 @@ def _word_type(argument: Argument) -> Any:
     return tuple[kind, ...] if several else kind
 
 
-def _with_presets(flags: Mapping[str, Flag], values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_presets(words: CommandLine, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of all flags that have one; a word that could have been several as one value."""
-    presets = {name: flag.preset for name, flag in flags.items() if flag.preset is not None}
+    flags, arguments = flags_of(words), read(words.command.target).arguments
+    # data that the function does not require are made only if a flag asks for them
+    unused = {x.name for x in arguments if x.default} - {flags[name].path[0] for name in values}
+    used = {name: flag.preset for name, flag in flags.items() if flag.path[0] not in unused}
+    presets = {name: preset for name, preset in used.items() if preset is not None}
     single = lambda value: value[0] if isinstance(value, tuple) and len(value) == 1 else value
     return presets | {name: single(value) for name, value in values.items()}
 
@@ -346,7 +354,7 @@ def call(words: CommandLine, values: Mapping[str, Any]) -> Any:
     from jaxsmi.core.validate import check
 
     flags = flags_of(words)
-    values = _with_presets(flags, values)
+    values = _with_presets(words, values)
     places = {flags[name].path: _value(flags[name], value) for name, value in values.items()}
     bayes = arguments_of(_RECORDS["Bayes"])
     of_loss = [x for x in places if x[0] == "learner" and x[-1] not in bayes]

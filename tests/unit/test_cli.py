@@ -19,6 +19,7 @@ import synthetic
 from helpers import linear_overlap, slow_but
 from jaxsmi.cli import flags, process, report, run
 from jaxsmi.cli.main import main
+from jaxsmi.models import prediction
 from jaxsmi.workbench import plotting, storage
 
 GAMP = ["gamp", "linear", "--dimension", "200", "--alpha", "2", "--noise", "0.5"]
@@ -81,6 +82,7 @@ def started(*words):
         (["state-evolution", "sign", "--alpha", "0.5,1"], "several values write --alpha 0.5 1."),
         (["state-evolution", "sign", "--alfa", "1"], "no flag --alfa here. Did you mean --alpha?"),
         (["gamp", "sign", "--depth", "2"], "no flag --depth here. It belongs to deep-attention."),
+        (["state-evolution", "sign", "--teacher-overlap", "1"], "no flag --teacher-overlap here."),
         (["gamp", "sign", "3"], '"3" belongs to no flag'),
         (
             ["gamp", "sign", "--alpha", "1", "2", "3"],
@@ -186,6 +188,8 @@ def test_help_lists_flags_with_their_meaning(capsys):
         (["gamp", "sign"], '--start FLOAT|STR... "spectral", "informed", or a number'),
         (["gamp", "sign"], "--ridge FLOAT λ >= 0 of the penalty (λ/2) ‖W‖². Default 0.1."),
         (["sgd", "recovery-time", "sign"], "--start FLOAT... Overlaps (M, Q), M (P, k) with"),
+        # nothing of learners
+        (["state-evolution", "sign"], "chance overlap of a run of dimension D). ╰"),
         # one number
         (["sgd", "recovery-time", "sign"], "--rate FLOAT κ, the learning rate"),
         (["gamp", "sign"], "--tolerance FLOAT The iteration ends"),
@@ -221,6 +225,21 @@ def test_remedies_are_those_of_the_shell(python, shell):
     assert flags.in_shell(python, flags.CommandLine("gamp", "sign")) == shell
     # the file of a sweep is of Python's names
     assert flags.in_shell(python, flags.CommandLine("sweep")) == python
+
+
+def test_data_that_a_function_does_not_require_are_made_if_a_flag_asks_for_them(
+    capsys, monkeypatch
+):
+    calls = []
+    monkeypatch.setattr(prediction, "generalization_error", lambda **given: calls.append(given))
+    command = flags.Command("models.prediction:generalization_error")
+    monkeypatch.setitem(flags.COMMANDS, "generalization-error", command)
+    words = ["generalization-error", "linear", "--overlap", 0.5]
+    call(capsys, *words)
+    call(capsys, *words, "--dimension", 50)
+    without, drawn = calls
+    assert "data" not in without
+    assert drawn["data"].inputs.shape == (60, 1, 50)
 
 
 @pytest.mark.parametrize("loss", ["huber", "quantile", "hinge"])
