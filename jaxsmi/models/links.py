@@ -524,7 +524,7 @@ def piecewise_linear(
 
 @validate.explained
 def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> MultiIndex:
-    """Rectified linear unit, y = max(z, leak z) + √Δ ξ: pieces as of `piecewise_linear`.
+    """ReLU, leaky ReLU: y = z + √Δ ξ for z > 0, leak z + √Δ ξ below; as of `piecewise_linear`.
 
     Args:
         noise: Variance Δ >= 0. Default 0.
@@ -535,7 +535,7 @@ def relu(noise: ArrayLike = 0.0, leak: ArrayLike = 0.0, prior: Prior = None) -> 
         A `MultiIndex` model.
 
     Raises:
-        ValueError: For Δ < 0.
+        ValueError: For Δ < 0, or a leak that is not finite.
 
     Example:
         >>> import jaxsmi as smi

@@ -262,6 +262,7 @@ QUADRATURES += [*itertools.product([BITS, PEAKS], [0.5, 40.0]), (MIRRORED, 2.3)]
 @pytest.mark.parametrize(
     ("prior", "q"),
     [pytest.param(*row, marks=[SLOW] * (row[0] in (BITS, PEAKS, MIRRORED))) for row in QUADRATURES],
+    ids=[f"{type(prior).__name__}-{q}" for prior, q in QUADRATURES],  # for -k NAME of a class
 )
 def test_mmse_of_peaks_by_quadrature(prior, q):
     """Of signs to a relative 1e-10 down to e^{-500}."""
