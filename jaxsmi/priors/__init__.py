@@ -7,13 +7,14 @@ matrices defined by their spectrum; eigenvalues: given ones; factors: products o
 
 from jaxsmi.core import validate
 from jaxsmi.priors.base import AbstractPrior, Traits
-from jaxsmi.priors.discrete import BernoulliGauss, GaussianMixture, Rademacher
+from jaxsmi.priors.discrete import AbstractEntries, BernoulliGauss, GaussianMixture, Rademacher
 from jaxsmi.priors.eigenvalues import Spectrum
 from jaxsmi.priors.factors import ProductPrior, WishartPrior
 from jaxsmi.priors.iid import AbstractIidPrior, Gaussian, GaussianProfile, power_law
 from jaxsmi.priors.spectral import AbstractMatrixLaw, SpectralPrior
 
 __all__ = [
+    "AbstractEntries",
     "AbstractIidPrior",
     "AbstractMatrixLaw",
     "AbstractPrior",

@@ -30,7 +30,10 @@ _DENSITY = validate.Interval("a number in (0, 1]", low=0.0, high=1.0, open_low=T
 
 
 class AbstractEntries(AbstractIidPrior):
-    """A prior with independent entries, each a mixture of Gaussians Σ_k π_k N(μ_k, s_k²)."""
+    """A prior with independent entries, each a mixture of Gaussians Σ_k π_k N(μ_k, s_k²).
+
+    To add one, subclass this with `traits` and `entry`. P indices need K^P <= 2^8.
+    """
 
     @property
     @abc.abstractmethod
@@ -91,7 +94,8 @@ class BernoulliGauss(AbstractEntries):
         w_p = 0 with probability 1-ρ, else N(0, 1/ρ), so that E[w_p²] = 1
 
     Args:
-        density: ρ in (0, 1], the share of weights that are not zero; one is the Gaussian prior.
+        density: ρ in (0, 1], the share of weights that are not zero but N(0, 1/ρ); one is the
+            Gaussian prior.
 
     Raises:
         ValueError: For ρ outside (0, 1]; from its methods, for P > 8.
