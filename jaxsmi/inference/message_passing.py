@@ -205,8 +205,6 @@ def gamp(
     check(len(choice) > 0, "start", start.weights, "a start, or a tuple of several")
     default = len(choice) == 1 and choice[0] is None
     at_fault = warn_of_inputs(model, data)
-    if not at_fault:
-        warn_of_labels(task.model, data)
     choice = default_starts(task, start, data) if default else choice
     # the spectral start runs first: the others take from it the norm that the labels imply
     spectral = lambda item: isinstance(item[1], str) and item[1] == "spectral"
@@ -216,6 +214,8 @@ def gamp(
         place, weights = remaining.pop(0)
         number = len(ends) if several else None
         solver = _make_solver(task, data, key, start, weights, number, iteration, function)
+        if not (at_fault or ends):  # once the start is known to be valid
+            warn_of_labels(task.model, data)
         task = task._replace(model=solver.observations.model)
         ends[place] = _run_and_repeat(solver, task, start, every, label, key, several)
         if default and len(ends) == 2 and disagree([end for end, _ in ends.values()]):
