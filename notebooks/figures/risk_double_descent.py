@@ -34,7 +34,7 @@ curves = [
 ax = axes()
 for ridge, curve in zip(ridges, curves, strict=True):
     exact = smi.baselines.ridge_error(alphas, ridge, NOISE)
-    ax[0].plot(alphas, exact, color=GREY, lw=2.8, zorder=0.5)
+    ax[0].plot(alphas, exact, color=GREY, lw=4.5, zorder=0.5)
     allowed = 5.0 * np.array([float(point.stderrs["error"]) for point in curve]) + 1e-6
     compare(f"test error, λ = {ridge:g}", [point.error for point in curve], exact, allowed)
 peak = alphas[np.argmax([point.error for point in curves[0]])]
