@@ -21,6 +21,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.core.display import constructor_repr
+
 
 class Traits(NamedTuple):
     """Properties of a prior that decide which results exist.
@@ -44,6 +46,9 @@ class Traits(NamedTuple):
 
 class AbstractPrior(eqx.Module):
     """A prior on the signal."""
+
+    def __repr__(self) -> str:
+        return constructor_repr(self)
 
     @property
     def weight(self) -> float:

@@ -81,6 +81,9 @@ def test_models_are_shown_as_their_constructors_with_all_numbers():
     assert repr(smi.DeepAttention(2, 2, skip=0.5)).startswith("DeepAttention(depth=2, tokens=2, ")
     assert "noise=0.3" in repr(smi.links.linear(0.3))
     assert "rank_ratio=0.5" in repr(MATRIX)
+    assert repr(smi.priors.BernoulliGauss(0.99)) == "BernoulliGauss(density=0.99)"
+    mixture = smi.priors.GaussianMixture([1.0], [0.0], [1.0], mirrored=False)
+    assert repr(mixture) == "GaussianMixture(weights=[1], means=[0], scales=[1], mirrored=False)"
 
 
 def tanh_sum(z):
