@@ -73,6 +73,7 @@ class Curve(Described):
     cosine = _along("cosine", "Cosines with the teacher (A, P).")
     error = _along("error", "Errors of the plug-in predictor (A,), as `Solution.error`.")
     result = _along("result", "Codes (A,).")
+    teacher_overlap = _along("teacher_overlap", "Of a learner, M = W W*ᵀ/D (A, P, P*).")
     converged = _along("converged", "True where the code is SUCCESS or RECOVERED (A,).")
 
     @property

@@ -111,7 +111,8 @@ def learner_name(learner: Any) -> str:
         loss, numbers = getattr(learner.loss, "function", learner.loss), parameters(learner)
         name = f"{getattr(loss, '__name__', 'own').strip('<>')} loss"
     else:
-        student = learner.student
+        if (student := getattr(learner, "student", None)) is None:  # a user's class
+            return type(learner).__name__
         numbers = parameters(student.prior) | parameters(student.channel)
         name = f"posterior of {getattr(student, 'name', type(student).__name__)}".replace("_", " ")
     known = [f"{k} {x:.3g}" for k, x in numbers.items() if isinstance(x, float) and x]
@@ -149,7 +150,7 @@ def provenance(solution: Solution | None = None, /, **attributes: object) -> dic
         if solution.model is not None:
             made |= {"model": repr(solution.model), "model_parameters": parameters(solution.model)}
         if (learner := getattr(solution, "learner", None)) is not None:
-            made["learner"] = parameters(learner)
+            made |= {"learner": parameters(learner), "learner_name": learner_name(learner)}
         if solution.key is not None:
             made["key"] = parameters(solution.key)
     return made | {name: parameters(value) for name, value in attributes.items()}
@@ -322,7 +323,7 @@ def load(path: str | os.PathLike[str], group: str | None = None) -> xarray.Datas
         group: Name of a part where a dict was saved. Default None: one item was saved.
 
     Returns:
-        An xarray.Dataset; of a curve `(loaded.cosine**2).plot.line(x="alpha")` draws it again.
+        An xarray.Dataset; of a curve `plotting.overlap_against_alpha(loaded)` draws it again.
 
     Raises:
         FileNotFoundError: There is no such file.

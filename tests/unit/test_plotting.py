@@ -282,7 +282,7 @@ def test_bad_input_is_named(ax, tmp_path):
     with pytest.raises(ValueError, match=r"runs \(gamp\): got Data.*a list of runs smi\.gamp"):
         plotting.overlap_against_alpha(synthetic.curve(), table, ax)
     with pytest.raises(ValueError, match=r"curves\[0\]: got another table; .*table\.sel"):
-        plotting.risk_against_alpha([synthetic.solution().to_xarray()], ["ridge"], ax)
+        plotting.risk_against_alpha([synthetic.solution().to_xarray().drop_attrs()], ["a"], ax)
     with pytest.raises(ValueError, match="theory, gamp: got no solution"):
         plotting.overlap_against_alpha([], ax=ax)
     with pytest.raises(ValueError, match=r"path: got .*\.jpg"):
@@ -508,6 +508,28 @@ def test_the_runs_of_a_sweep_are_drawn(ax):
     with pytest.raises(ValueError, match=r"^runs \(gamp\): got solutions of theory; allowed"):
         curve.plot(ax, runs=theory)
     plotting.risk_against_alpha([theory.isel(seed=[0])], ["a"], ax.figure.add_subplot())
+
+
+@pytest.mark.parametrize("learner", [None, smi.Erm(ridge=0.1)])
+def test_a_curve_that_was_saved_is_drawn_again(ax, tmp_path, learner):
+    pytest.importorskip("h5netcdf")
+    few = {"averages": smi.Averages(64), "key": jax.random.key(0), "learner": learner}
+    curve = smi.curve(smi.links.linear(0.5), [0.5, 1.0], **few)
+    smi.save(curve, tmp_path / "curve.nc")
+    table = smi.load(tmp_path / "curve.nc")
+    quantity = "error" if learner is None else "test_loss"
+    draw = lambda x: (
+        plotting.overlap_against_alpha(x, ax=ax.figure.add_subplot()),
+        plotting.risk_against_alpha([x], ["a"], ax.figure.add_subplot(), quantity=quantity),
+    )
+    for own, again in zip(draw(curve), draw(table), strict=True):
+        np.testing.assert_array_equal(own.lines[0].get_ydata(), again.lines[0].get_ydata())
+        np.testing.assert_array_equal(
+            *(x.collections[0].get_paths()[0].vertices for x in (own, again))
+        )
+        assert labels(own) == labels(again)
+    if learner is not None:
+        np.testing.assert_array_equal(curve.teacher_overlap, table.teacher_overlap)
 
 
 @pytest.mark.parametrize(

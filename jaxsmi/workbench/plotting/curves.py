@@ -233,8 +233,8 @@ def _solutions(name: str, curve: Curve) -> list[Solution]:
     rows = _rows(curve) if hasattr(curve, "data_vars") else curve
     listed: list[Any] = list(rows) if isinstance(rows, Iterable) else [rows]
     allowed = (
-        "solutions: smi.curve(..), a list of runs smi.gamp(model, data, key=key), or the table of "
-        "smi.sweep, of parameters table.sel(noise=0.1)"
+        "solutions: smi.curve(..), a list of runs smi.gamp(model, data, key=key), the table that "
+        "smi.save made of these, or that of smi.sweep, of parameters table.sel(noise=0.1)"
     )
     got = "another table" if hasattr(curve, "data_vars") else curve
     check(all(isinstance(x, Solution) for x in listed), name, got, allowed)
@@ -242,17 +242,24 @@ def _solutions(name: str, curve: Curve) -> list[Solution]:
 
 
 def _rows(table: Any) -> Iterator[Any]:
-    """The solutions of a sweep over seeds and α; the table itself if it holds anything else."""
-    solver, axes = str(table.attrs.get("solver")).strip('"'), ("seed", "alpha")
+    """The solutions of a sweep over seeds and α, or of a curve that was saved; the table itself if
+    it holds anything else."""
+    # "kind" is that of a curve or a run that `smi.save` stored
+    solver, axes = table.attrs.get("solver", table.attrs.get("kind")), ("seed", "alpha")
+    solver = str(solver).strip('"')
     if solver not in (*_MARKS, *_THEORY) or not set(axes).issuperset(table.result.dims):
         yield table
         return
-    flat = table.expand_dims([x for x in axes if x not in table.dims]).stack(row=axes)
-    learner = table.attrs.get("learner")
-    kind, own = (LearnerSolution, {"learner": learner}) if learner else (Solution, {})
     hashed = [x for x in (storage.MODEL_HASH,) if x in table]
+    fields = [*storage.MATRICES, *storage.SCALARS, *(x for x in storage.OPTIONAL if x in table)]
+    errors = [x for x in (*fields, "cosine") if f"{x}_stderr" in table]
+    flat = table[[*fields, "cosine", *hashed, *(f"{x}_stderr" for x in errors)]]
+    flat = flat.expand_dims([x for x in axes if x not in table.dims]).stack(row=axes)
+    learner = table.attrs.get("learner_name", table.attrs.get("learner"))
+    kind, own = (LearnerSolution, {"learner": learner}) if learner else (Solution, {})
     for row in (flat.isel(row=k) for k in range(flat.sizes["row"])):
-        own |= {name: row[name].values for name in ("alpha", *storage.MATRICES, *storage.SCALARS)}
+        own |= {name: row[name].values for name in ("alpha", *fields)}
+        own["stderrs"] = {name: row[f"{name}_stderr"].values for name in errors}
         history = {"cosine": row.cosine.values[None], **{x: row[x].values for x in hashed}}
         yield kind(**own, history=history, kind=solver)
 
@@ -665,7 +672,8 @@ def risk_against_alpha(
     Args:
         curves: Solutions of `state_evolution`, one curve for each learner, and for Bayes; runs on
             data (`gamp`, `train`), which have an error if there is a teacher (else give `values`);
-            each also as the table of `smi.sweep`. List runs after their curve.
+            each also as the table of `smi.sweep`, or that `smi.load` reads. List runs after their
+            curve.
         labels: Names, one for each of `curves`, runs included. To one that is taken, the learner or
             method is added.
         ax: Axes to draw in. Default None: new ones.
