@@ -122,8 +122,9 @@ class Curve(Described):
             runs: Of `gamp` and of the same learner, or the table of
                 `smi.sweep(.., solver="gamp")`; their cos² are drawn as markers; of several runs at
                 one α the mean of those that converged (others are crosses), with a bar of two of
-                its standard errors, if they are half of the runs; else they are small markers.
-                Default None: none.
+                its standard errors within [0, 1], if they are half of the runs; else they are small
+                markers. Dots are single runs where their standard deviation exceeds 0.05. Default
+                None: none.
 
         Returns:
             The axes.

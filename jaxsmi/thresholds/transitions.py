@@ -146,12 +146,14 @@ class FirstOrder(Described):
         """Draw Q/S of each index against α: the uninformed branch as a line up to the algorithmic
         threshold, the informed one dashed from the spinodal on (elsewhere the two agree), without a
         line across jumps, and the three thresholds as vertical lines with bands of their 95 %
-        intervals. An arrow at the edge stands for thresholds below or above the grid.
+        intervals. An arrow at the edge stands for thresholds below or above the grid (of one index:
+        at any α, at no α).
 
         Args:
             ax: Axes to draw in. Default None: new ones.
-            runs: Of `gamp`, or the table of a sweep of them, as in `Curve.plot`. Default None:
-                none.
+            runs: Of `gamp`, or the table of a sweep of them, as in `Curve.plot`: next to a
+                threshold some may recover and others not, so that dots show them beside their mean.
+                Default None: none.
 
         Returns:
             The axes.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 10
 _WIDE = 0.05  # share of the largest value: a larger step to recovery is drawn dotted
+_APART = 0.05  # standard deviation of cos² of runs from which on their mean hides what they do
 _MOST_MARKERS = 40  # markers of a run: more would overlap at the width of a column
 # codes of points that lines join and that means include: runs whose starts disagree have ended, and
 # means without them would be too high
@@ -90,10 +91,11 @@ def overlap_against_alpha(
 
     Args:
         theory: State evolution, of which Q/S is drawn (of a learner the squared cosine): one
-            solution, or several.
+            solution, or several, or the table that `smi.load` reads of them.
         gamp: Runs of message passing, of which cos² is drawn (Q of Bayes without a teacher), in the
             same forms, or the table of `smi.sweep(.., solver="gamp")`. Of several that converged at
-            one α the mean, with its error bar.
+            one α the mean, with its error bar within [0, 1]; where their standard deviation
+            exceeds 0.05, some may recover and others not: dots show each.
         ax: Axes to draw in. Default None: new ones. Each learner or label on the same axes has its
             own line style and markers, and with a single index its own colour; of several indices
             colours tell the indices.
@@ -125,7 +127,8 @@ def overlap_against_alpha(
             _theory(ax, curve, points, bands, look, within=(0.0, 1.0))
         if runs:
             points = np.array([_point(solution, p) for solution in runs]).T
-            _means(ax, runs, points, bands, _look(ax, p, names, of_runs, runs[0].kind))
+            look = _look(ax, p, names, of_runs, runs[0].kind)
+            _means(ax, runs, points, bands, look, squared=True)
     if curve and label is None:  # lines of other models than these get their differences
         told, n = _facts(storage.parameters(_model(curve))), of_curve.rpartition("|")[2]
         of = {x: told | {"": f" ({n})" * (n != "1")} for x in ax.lines if x.get_gid() == of_curve}
@@ -407,12 +410,17 @@ def _mark(ax: Axes, solutions: Sequence[Solution], points: np.ndarray, **look: A
 
 
 def _means(
-    ax: Axes, runs: Sequence[Solution], points: np.ndarray, bars: float, look: dict[str, Any]
+    ax: Axes,
+    runs: Sequence[Solution],
+    points: np.ndarray,
+    bars: float,
+    look: dict[str, Any],
+    squared: bool = False,
 ) -> None:
     """Draw x, y, errors (3, n) as markers: the mean of several at one x, with its error by their
     spread. Runs that did not converge are crosses and not in the mean. If they are the majority,
     the others are no fair sample: they are small markers without a mean. A warning names runs
-    without y."""
+    without y. Of squared cosines bars end at 0 and 1; where runs differ, dots show each instead."""
     _mark(ax, runs, points, color=look["color"])
     # smaller than those of others at the same α, which then show where they coincide
     there = lambda x: np.isin(x.get_xdata(), points[0]).any()
@@ -436,13 +444,20 @@ def _means(
         warnings.warn(f"{said} {listed}.", stacklevel=4)
     at, place, counts = np.unique(x, return_inverse=True, return_counts=True)
     mean, error = (np.bincount(place, a) / counts for a in (y, error))
+    spread = np.bincount(place, (y - mean[place]) ** 2) / np.maximum(counts - 1, 1)
+    error = np.where(counts > 1, np.sqrt(spread / counts), error)
+    wide, half = spread > (_APART**2 if squared else np.inf), np.array([bars * error] * 2)
     if np.any(counts > 1):
-        spread = np.bincount(place, (y - mean[place]) ** 2) / np.maximum(counts - 1, 1)
-        error = np.where(counts > 1, np.sqrt(spread / counts), error)
         look |= {"markerfacecolor": "white"}
-    if np.any(error > 0.0):
-        tint = look["color"]
-        ax.errorbar(at, mean, bars * error, fmt="none", ecolor=tint, capsize=0, zorder=2.9)
+    if np.any(wide):
+        ring: dict[str, Any] = {"s": 6, "facecolors": "none", "linewidths": 0.6, "zorder": 3.1}
+        shown = wide[place]
+        ax.scatter(x[shown], y[shown], edgecolors=look["color"], clip_on=False, **ring)
+        ax.scatter([], [], edgecolors=INK, label="single run", **ring)
+    if squared:  # shares
+        half = np.minimum(half, np.clip([mean, 1.0 - mean], 0.0, None)) * ~wide
+    if np.any(half > 0.0):
+        ax.errorbar(at, mean, half, fmt="none", ecolor=look["color"], capsize=0, zorder=2.9)
     ax.plot(at, mean, **look)
     if np.any(error > 0.0):
         _key_of_means(ax, counts, bars)
@@ -897,7 +912,7 @@ def threshold(
         # one style a name, whatever its α
         styles = {str(x.get_label()).partition(_AT)[0]: x.get_linestyle() for x in before}
         style = styles.get(str(label), _THRESHOLDS[len(styles) % len(_THRESHOLDS)])
-        label = label if label is None else f"{label}{_AT}{alpha:.3g}$"
+        label = label if label is None else f"{label}{_AT}{alpha:.4g}$"
         if not ax.lines:  # a band of nothing but its own width would fill the axes
             ax.update_datalim([(0.5 * alpha, 0.0), (1.5 * alpha, 1.0)])
         ax.axvline(alpha, color=tint, label=label, lw=0.8, ls=style, gid=_THRESHOLD)
@@ -941,15 +956,16 @@ def transition(found: FirstOrder, ax: Axes | None = None, runs: Curve | None = N
             points = np.array([_point(run, p) for run in runs]).T
             look = {"label": f"{index}{_word(runs[0].kind)}{number}", "gid": gid}
             look |= _marks(ax, runs[0].kind, p + call * indices)
-            _means(ax, runs, points, 2.0, look)
+            _means(ax, runs, points, 2.0, look, squared=True)
     thresholds = {name: x for name, x in found.thresholds.items() if x is not None}
     for name, critical in thresholds.items():
         if float(critical.alpha) > 0.0:
             threshold(critical, ax, name, colour(call * indices) if call else INK)
-    for side, outside, where in ((0, 0.0, "below"), (1, np.inf, "above")):
-        beyond = [name for name, x in thresholds.items() if float(x.alpha) == outside]
+    for side, outside in enumerate((0.0, np.inf)):
+        beyond = {name: x for name, x in thresholds.items() if float(x.alpha) == outside}
         if beyond:
-            label = rf"{' and '.join(beyond)} {where} $\alpha = {found.alpha[-side]:.3g}$"
+            where = found.shown(next(iter(beyond.values()))).removeprefix("0: ")
+            label = f"{' and '.join(beyond)}: {where}"
             arrow = {"marker": "<>"[side], "color": INK, "linestyle": "none", "clip_on": False}
             ax.plot(0.02 + 0.96 * side, 0.06, transform=ax.transAxes, label=label, **arrow)
     return _finish(ax, 2, xlabel=_ALPHA, ylabel=_ordinate(ax, runs), ylim=_UNIT)

@@ -200,8 +200,8 @@ def legend(ax: Axes, keys: Keys | None = None, columns: Columns = 1, **settings:
 def legend_above(ax: Axes, columns: Columns, **settings: Any) -> None:
     """Draw the legend above the axes, in `columns` columns (their number, or the labels in each) or
     the most that fit into the figure, of a high one in smaller letters, for which a new figure
-    grows; inside the axes if none fit. A title of the axes, also a later one, goes above it.
-    Logarithmic axes get short labels."""
+    grows, and subplots of a figure without a layout engine are lowered; inside the axes if none
+    fit. A title of the axes, also a later one, goes above it. Logarithmic axes get short labels."""
     from matplotlib.transforms import ScaledTranslation
 
     # matplotlib moves a title above inset axes, not above a legend: these have the legend's extent
@@ -258,8 +258,22 @@ def _legend_fits(ax: Axes, highest: float) -> bool:
     # a layout engine makes room above the axes, and may move them to the right
     managed = figure.get_layout_engine() is not None
     title = figure.dpi / 72.0 * (float(ax.title.get_fontsize()) + 4.0)  # its height and distance
-    fits = managed or box.y1 + title <= room.y1
-    return fits and box.height <= highest and box.x1 <= room.x1 - 0.05 * managed * room.width
+    if managed:
+        return box.height <= highest and box.x1 <= room.x1 - 0.05 * room.width
+    spec = ax.get_subplotspec()
+    end = room.x1 if spec is None or spec.is_last_col() else ax.bbox.x1  # no panel's beside it
+    fits = box.height <= highest and box.x1 <= end
+    return fits and _lowered(ax, box.y1 + title - room.y1)
+
+
+def _lowered(ax: Axes, excess: float) -> bool:
+    """Lower the subplots by `excess` pixels, the top row to half of its height at most."""
+    spec, figure = ax.get_subplotspec(), ax.figure
+    if excess > 0.0 and spec and spec.is_first_row() and excess < 0.5 * ax.bbox.height:
+        end, top = ax.bbox.y1, figure.subplotpars.top
+        figure.subplots_adjust(top=top - excess / figure.bbox.height)
+        excess -= end - ax.bbox.y1  # none of a grid with a top of its own
+    return excess < 1.0
 
 
 def savefig(
