@@ -51,6 +51,11 @@ _SAME = 1e-3  # relative distance below which two fixed points are one
 _NOTHING = 1e-6  # largest overlap that counts as zero
 
 _BUILD = "a function of `start` that makes a learner"
+_FAR = 10.0  # a factor of 2e4 of a ridge exp(p)
+_INFINITE = (
+    "The best value of a parameter this large may be infinite, and the objective flat: of "
+    "ridge=exp(p) at p < -10 it is no ridge."
+)
 _OBJECTIVES = ("error", "test_loss", "cosine")
 _MAX_STEPS = 30
 _TOLERANCE = 1e-3  # one unit of log ridge is a sensible step
@@ -324,4 +329,9 @@ def search_learner(
             allowed="parameters at which state evolution has a fixed point with a derivative",
             bar=bar,
         )
-    return LearnerSearch(**vars(end), solution=best.extra)
+    words, solution = [end.message], best.extra
+    if any(np.any(np.abs(leaf) > _FAR) for leaf in jax.tree.leaves(end.parameters)):
+        words.append(_INFINITE)
+    if not solution.converged:
+        words.append(f"The theory there: {solution.message}")
+    return LearnerSearch(**vars(end) | {"message": " ".join(words)}, solution=solution)

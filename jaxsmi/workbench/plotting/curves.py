@@ -701,9 +701,9 @@ def risk_against_alpha(
             table (seed, alpha), as `np.arccos(table.cosine[..., 0]) / np.pi`. Default None: those
             of the solutions.
         relative_to: One of `labels`, such as "Bayes": draws the ratio of each error to that of this
-            curve, which must have the α of all others. Default None: the errors themselves. Of a
-            link that is even, say, Bayes predicts better than its plug-in: give `values=`, of Bayes
-            `smi.generalization_error(model, curve, key=key, bayes=True)`.
+            curve, which must have the α of all others. Default None: the errors themselves. The
+            posterior mean of the label predicts better than the plug-in, unless the link is linear:
+            give `values=`, of Bayes `smi.generalization_error(model, curve, key=key, bayes=True)`.
 
     Returns:
         The axes.
