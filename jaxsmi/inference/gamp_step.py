@@ -48,12 +48,12 @@ from jaxsmi.inference.corrections import Damping, Draws, calibration, misfit, wi
 from jaxsmi.learners.base import AbstractResponder, BayesResponder
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.fixed_point import GeometricDecay, perron
+from jaxsmi.numerics.linear_algebra import inverse_root
 
 _MAX_GROWTH = 1e6  # bound on |W|² over its start: a minimiser has no other bound
 _MAX_NORM = 10.0  # bound on |W|² over tr S: a posterior mean stays below one
 _MIN_NORM = 1e-5  # |W| over its start that counts as zero: rounding, from which nothing grows
-# V/S of fields, and C/S of the prior, that stand for weights of a discrete prior that are known
-_FIELDS_V, _PRIOR_C = 1e-10, 1e-6
+_LEAST_V = 1e-10  # V/S of fields of weights that are known: rounding is below
 _MIN_OVERLAP = 1e-2  # |w|² over S below which a row has not been learned
 
 # compiled by itself: the spectral estimator and message passing share the program
@@ -349,8 +349,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         zero, was_zero = (x <= weights.shape[0] * _MIN_NORM**2 * start for x in (size, last))
         # where the response overshoots, a penalty |w| sets all weights to zero for a single step:
         # the run ends only if they stay there
-        known = self._known(state.state.covariance)
-        ended = settled | known | (zero & (self.learner.bayes | was_zero))
+        ended = settled | (zero & (self.learner.bayes | was_zero))
         recovered = jnp.zeros((), bool)
         too_large = (size > _MAX_GROWTH * start) | (was_zero & ~zero & (count > 1))
         failure = Result.DIVERGED  # for a minimiser, λ + A is not positive definite
@@ -358,7 +357,9 @@ class GampIteration(AbstractSolver[GampLoopState]):
             # V of a posterior is its error; V of a minimiser is a response, and need not fall
             trace = jnp.trace(state.state.covariance)
             noiseless = self.observations.model.channel.noiseless
-            recovered = known | (noiseless & self.decay.reached(state.decay_count, trace))
+            recovered = noiseless & self.decay.reached(state.decay_count, trace)
+            if self.learner.discrete:
+                recovered = settled & self._known(state.state.covariance)
             too_large = size > _MAX_NORM * jnp.trace(self.observations.second_moment)
             failure = Result.NONFINITE
         # later entries win
@@ -372,8 +373,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
         )
 
     def _known(self, C: Array) -> Array:
-        """True if less than one of D runs has a wrong weight of a discrete prior. Hardly any label
-        lies within √V of a jump then: one step later all g and A would be zero, and Ŵ, too."""
+        """True if less than one of D runs has a wrong weight of a discrete prior."""
         relative = jnp.trace(C) / jnp.trace(self.observations.second_moment)
         return self.learner.discrete & (relative * self.observations.operator.entries**2 < 1.0)
 
@@ -436,17 +436,27 @@ class GampIteration(AbstractSolver[GampLoopState]):
     def _messages(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None
     ) -> Messages:
-        """Compute the messages of an estimate to the prior."""
-        fields = self._update_fields(operator, state, numbers)
+        """Compute the messages of an estimate to the prior.
+
+        Once all weights of a discrete prior are known, hardly any label lies within √V of a jump:
+        all g and A may vanish, and Ŵ with them. V then stays above zero, and A gets 4 log D/S on
+        top, which alone leaves C at the 1/D² where weights count as known.
+        """
+        S = self.observations.second_moment
+        known = self._known(state.covariance)
+        V = state.covariance + jnp.where(known, _LEAST_V, 0.0) * S
+        fields = self._update_fields(operator, dataclasses.replace(state, covariance=V), numbers)
         A = self._precision(operator, fields.posterior, fields.V)
         b = fields.backprojection + contract(A, state.weights)
         rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
         if self.calibrate:
             noise = operator.precisions["outer"](fields.posterior.g, fields.posterior.dg)
-            S = self.observations.second_moment
             A, rescaling = calibration(b, A, noise, S, self.significance)
         b = contract(rescaling, b) + self.side.b
-        return Messages(fields, A + self.side.precision, b, A, rescaling)
+        root = inverse_root(S)
+        least = jnp.where(known, 4.0 * jnp.log(operator.entries), 0.0) * root @ root
+        b = b + contract(least.astype(b.dtype), state.weights.astype(b.dtype))
+        return Messages(fields, A + self.side.precision + least.astype(A.dtype), b, A, rescaling)
 
     def bethe(self, state: GampState) -> Bethe:
         r"""Bethe free entropy and stability of a fixed point, per entry of a row of the signal.
@@ -469,16 +479,9 @@ class GampIteration(AbstractSolver[GampLoopState]):
 
     def _device_bethe(self, state: GampState, numbers: Draws | None) -> tuple[Array, ...]:
         """`bethe`, as one device sees it."""
-        operator, S = self.observations.operator, self.observations.second_moment
-        known = self._known(state.covariance)
-        V = jnp.where(known, _FIELDS_V * S, state.covariance)
-        state = dataclasses.replace(state, covariance=V)
+        operator = self.observations.operator
         messages = self._messages(operator, state, numbers)
         fields, A, b = messages.fields, messages.A, messages.b
-        # weights that are known have a large precision, of which Φ does not depend
-        large = jnp.eye(len(A), dtype=A.dtype) / (_PRIOR_C * jnp.trace(S))
-        A = jnp.where(known, large, A)
-        b = jnp.where(known, contract(large.astype(b.dtype), state.weights.astype(b.dtype)), b)
         post, w, n = fields.posterior, self.observations.model.prior.weight, operator.entries
         (g, dg), (g_too, dg_too) = post.factors
         A, b = (x.astype(theory_dtype()) for x in (A, b))
