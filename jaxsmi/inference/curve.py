@@ -70,6 +70,7 @@ class Curve(Described):
     alpha = _along("alpha", "α (A,).")
     overlap = _along("overlap", "Q (A, P, P).")
     stderr = _along("stderr", "Standard errors of Q (A, P, P).")
+    covariance = _along("covariance", "V (A, P, P).")
     cosine = _along("cosine", "Cosines with the teacher (A, P).")
     error = _along("error", "Errors of the plug-in predictor (A,), as `Solution.error`.")
     result = _along("result", "Codes (A,).")

@@ -12,6 +12,7 @@ constant Q̂. Between two branches Φ differs by h, and dh/dα is the difference
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -35,6 +36,9 @@ from jaxsmi.numerics.quadrature import INTEGRAL_ERROR, standard_error
 _SMALLEST_Q, _SMALLEST_V = 1e-6, 1e-7
 # V/S that stands for Q = S in L: for signs the error is of order √V
 _PERFECT_V = 1e-14
+# two V/S, and the share of labels with a density that counts: E log Z_out ~ ½ share log 1/V
+_NARROW, _DENSE = (1e-8, 1e-10), 1e-3
+_LARGEST_QHAT = 1e11  # Q̂ S beyond which rounding of Φ, Q̂ε, moves the α of equal Φ by 1e-5
 SCAN = 96  # points of the curve: four in an e-fold of Q̂ under a Gaussian prior
 # points about an extremum, added so many times on ever shorter intervals
 _ZOOM, _ZOOMS = 8, 3
@@ -100,6 +104,16 @@ def _points(model: AbstractModel, x: Array, sizes: Sizes) -> _Points:
 
 
 @eqx.filter_jit
+def _log_partition(model: AbstractModel, share: Array, sizes: Sizes) -> Array:
+    """E log Z_out at V = share × S."""
+    S, (key, points, nets) = model.prior.second_moment(1), sizes
+    response = model.channel.response(
+        (1.0 - share) * S, share * S, key=key, points=points, nets=nets, tangents=False
+    )
+    return jnp.mean(response.log_partition)
+
+
+@eqx.filter_jit
 def _slopes(
     model: AbstractModel, at: tuple[Array, ...], sizes: Sizes, directions: list[Array]
 ) -> tuple[Array, Array]:
@@ -109,7 +123,8 @@ def _slopes(
 
     def numbers(model: AbstractModel, x: Array, Q: Array, alpha: Array) -> tuple[Array, Array]:
         prior, Qhat = model.prior, jnp.exp(x) * jnp.ones((1, 1), x.dtype)
-        S, overlap = prior.second_moment(1), prior.overlap(Qhat)
+        S = prior.second_moment(1)
+        overlap = S - prior.mmse(Qhat)  # its derivative is right where V is small, too
         # Q = S moves with S
         Q = jnp.minimum(Q, (1.0 - _PERFECT_V) * S)
         response = model.channel.response(Q, S - Q, key=key, points=points, nets=nets)
@@ -136,6 +151,8 @@ class FixedPointCurve:
         recovery_error: Its error, as it is extrapolated.
         perfect: x that stands for Q = S.
         known: True if α is known up to `most`.
+        counted: True if the recovery of weights with a density is known from a count of unknowns.
+        complete: True if the informed branch is on the curve up to the largest α.
     """
 
     def __init__(
@@ -156,16 +173,26 @@ class FixedPointCurve:
         low, high = np.log(max(_SMALLEST_Q, rough) / S), -np.log(smallest)
         bounds = jnp.asarray(low), jnp.asarray(high)
         high = float(roots.bisect(lambda x: V(x) < smallest, *bounds))
-        self.perfect = high + np.log(10.0)  # V underflows there under a discrete prior
         points = self._compute(np.linspace(low, high, SCAN))
+        # little noise: the informed branch is there, at a V of its order
+        gap, highest = points.x[-1] - points.x[-2], np.log(_LARGEST_QHAT / S)
+        while not recovers and points.alpha[-1] < points.alpha.max() and points.x[-1] < highest:
+            more = self._compute(np.asarray(points.x[-1] + gap * np.arange(1, _CHUNK + 1)))
+            points = jax.tree.map(lambda *a: np.concatenate(a), points, more)
+        self.complete = recovers or points.alpha[-1] >= points.alpha.max()
+        self.perfect = points.x[-1] + np.log(10.0)  # V underflows there under a discrete prior
         alpha, error = points.alpha, np.asarray(standard_error(points.replicas.T))
         # integrals may miss the narrow posteriors of small V
         bad = (points.Q > 0.5 * S) & ~(error < _NOISY * alpha)
-        end = int(np.argmax(bad)) if bad.any() else SCAN
-        self.at, whole = jax.tree.map(lambda a: a[:end], points), end == SCAN
+        end = int(np.argmax(bad)) if bad.any() else len(alpha)
+        self.at = jax.tree.map(lambda a: a[:end], points)
+        whole = self.complete and end == len(alpha)
         self.recovery, self.recovery_error = np.inf, 0.0
+        self.counted = model.channel.constraints is not None and not model.prior.traits.discrete
         if recovers and model.prior.traits.discrete:
             self.recovery = 0.0
+        elif recovers and self.counted:
+            self.recovery = float(model.recovery_alpha)
         elif recovers and whole:
             # α = α(0) + c √V at most, as signs of labels are lost
             before, last = self.add(high - np.asarray([np.log(4.0), 0.0])).alpha
@@ -273,6 +300,16 @@ class FixedPointCurve:
         ends = [(x, 1.0) for x in maxima[:-1]] + [(x, -1.0) for x in minima[1:]]
         return [float(self.extremum(x, sign).alpha[0]) for x, sign in ends]
 
+    def _sharpens(self) -> bool:
+        """True if E log Z_out grows as log 1/V: labels have a density, and no noise."""
+        channel = self.model.channel
+        if channel.outcomes is not None or not channel.noiseless:
+            return False
+        wide, narrow = (
+            float(_log_partition(self.model, jnp.asarray(V), self.sizes)) for V in _NARROW
+        )
+        return narrow - wide > _DENSE * np.log(_NARROW[0] / _NARROW[1])
+
     def overlaps(self, x: np.ndarray) -> Array:
         """Q (K, 1, 1) at x."""
         Qhat = jnp.exp(x)[:, None, None] * jnp.ones((1, 1))
@@ -298,13 +335,15 @@ class FixedPointCurve:
             (high, top.replicas[0], top.Q[0], top.alpha[0] * top.error[0]),
             (low, bottom.replicas[0], *end),
         ]
-        # Φ = ∞ at perfect recovery under a density: it wins wherever it is stable
-        infinite = perfect and not self.model.prior.traits.discrete
+        # Φ = ∞ where weights with a density, or a share of them, are recovered, or labels with a
+        # density have no noise: that is optimal
+        infinite = perfect and (not self.model.prior.traits.discrete or self._sharpens())
         if infinite:
             alpha, middle, slope = low, (bottom, bottom), 1.0
             rows.insert(1, rows[1])
         else:
             alpha, pair = self.equal(low, high)
+            alpha = alpha if self.complete else np.nan
             middle, L = (pair,), pair.L.mean(1)
             slope = float(np.diff(L)[0])
             replicas = alpha - alpha * np.diff(pair.L - L[:, None], axis=0)[0] / slope
@@ -315,9 +354,10 @@ class FixedPointCurve:
             np.asarray([value for value, *_ in rows]),
             np.asarray(slope),
         )
+        noiseless = self.model if perfect and self.counted else None
         alphas = implicit.differentiable(
             lambda _, context: context[1],
-            partial(_push, sizes=self.sizes, infinite=infinite),
+            partial(_push, sizes=self.sizes, infinite=infinite, noiseless=noiseless),
             model,
             jax.tree.map(jnp.asarray, context),
         )
@@ -337,12 +377,17 @@ def _push(
     *,
     sizes: Sizes,
     infinite: bool,
+    noiseless: AbstractModel | None,
 ) -> Array:
     """Tangents of the three thresholds: of α at the ends of the branches, -dh/(dh/dα) between."""
     at, alphas, slope = context
     tangents, Phi = _slopes(model, at, sizes, directions)
-    equal = tangents[3] if infinite else (Phi[1] - Phi[2]) / slope
-    tangents = jnp.stack([tangents[0], equal, tangents[3]])
+    spinodal = tangents[3]
+    if noiseless is not None:  # at Q = S itself, whose α is a count of the prior
+        count = lambda m: dataclasses.replace(noiseless, prior=m.prior).recovery_alpha
+        spinodal = implicit.derivative(count, model, directions)
+    equal = spinodal if infinite else (Phi[1] - Phi[2]) / slope
+    tangents = jnp.stack([tangents[0], equal, spinodal])
     tangents = jnp.where(jnp.isfinite(alphas) & (alphas > 0.0), tangents, 0.0)
     return jnp.where(regular_along(model, directions), tangents, missing())
 
@@ -354,6 +399,6 @@ def _threshold(
     regular = jnp.isfinite(value) & (value > 0.0)
     rounding = max(INTEGRAL_ERROR, _ROUNDING * float(jnp.finfo(alpha.dtype).eps)) * value
     error = jnp.hypot(jnp.hypot(standard_error(each), shared), rounding)
-    stderr = jnp.where(regular, error, 0.0)
+    stderr = jnp.where(regular, error, jnp.where(jnp.isnan(value), value, 0.0))
     replicas = jnp.where(regular, jnp.asarray(each), value)
     return Threshold(alpha, stderr, replicas, one, jnp.asarray(Q) * one, jnp.asarray(int(result)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
+from scipy.integrate import trapezoid
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import log_ndtr
 
@@ -382,6 +383,67 @@ def test_a_jump_to_a_third_branch_is_named():
     np.testing.assert_allclose(grid[k : k + 2], ends[0], rtol=1e-6)
     assert Q[k + 1] - Q[k] > 0.05
     assert found.message.endswith(f"jumps at α = {ends[0]:.4g}, too: to a third branch.")
+
+
+def sparse_ends(noise, density=0.4):
+    """The three α of sparse linear regression by SciPy, from V(s), s = 1/Q̂: extrema of
+    α = (V + Δ)/s, and dΦ = ½ (α(s) - α) d log s = 0 between both branches."""
+    t = np.union1d(np.linspace(0.0, 12.0, 4001), np.geomspace(1e-8, 1.0, 4000))
+    gauss = np.exp(-0.5 * t**2) * np.sqrt(2.0 / np.pi)
+
+    def mmse(s):
+        wide, total = 1.0 / density + s, 0.0
+        for weight, variance in ((density, wide), (1.0 - density, s)):
+            b = np.sqrt(variance) * t
+            odds = np.exp(-0.5 * b**2 * (1 / s - 1 / wide)) * np.sqrt(wide / s)
+            p = 1.0 / (1.0 + (1 - density) / density * odds)
+            mean = b / (density * wide)
+            square = p * (mean**2 + s / (density * wide)) - (p * mean) ** 2
+            total += weight * trapezoid(square * gauss, t)
+        return total
+
+    grid = np.linspace(np.log(1e-2 * noise), np.log(1e2), 3000)
+    alpha = np.asarray([(mmse(np.exp(x)) + noise) / np.exp(x) for x in grid])
+    top = np.argmax(np.where((grid > -4.0) & (grid < 1.0), alpha, 0.0))
+    bottom = np.argmin(alpha[:top])
+
+    def areas(a):
+        left = np.argmin(abs(alpha[:bottom] - a))
+        right = top + np.argmin(abs(alpha[top:] - a))
+        part = slice(left, right + 1)
+        return trapezoid(alpha[part] - a, grid[part])
+
+    ends = alpha[bottom], alpha[top]
+    return ends[0], brentq(areas, 1.01 * ends[0], 0.99 * ends[1]), ends[1]
+
+
+@pytest.mark.parametrize("noise", [pytest.param(1e-4, marks=SLOW), 1e-8])
+def test_sparse_regression_has_its_transition_at_any_noise(noise):
+    """The informed branch at V of the order of 1e-8 was lost: .5892 for .4712, with SUCCESS."""
+    found = smi.first_order(smi.links.linear(noise, prior=smi.priors.BernoulliGauss(0.4)), key=KEY)
+    ends = [float(x.alpha) for x in found.thresholds.values()]
+    np.testing.assert_allclose(ends, sparse_ends(noise), rtol=1e-3)  # the grid of the reference
+
+
+def test_noiseless_sparse_regression_is_hard_from_its_density_on():
+    """ρ = 0.4 is optimal, message passing needs 0.59 (Krzakala et al., 2012)."""
+
+    def ends(density):
+        model = smi.links.linear(0.0, prior=smi.priors.BernoulliGauss(density))
+        found = smi.first_order(model, key=KEY)
+        return found.information_theoretic.alpha, found.algorithmic.alpha
+
+    (optimal, reached), slopes = jax.jvp(ends, (0.4,), (1.0,))
+    np.testing.assert_allclose(optimal, 0.4, rtol=1e-12)
+    np.testing.assert_allclose(reached, 0.589246, atol=1e-6)  # the maximum of α(s) by SciPy
+    np.testing.assert_allclose(slopes, (1.0, 1.024), atol=2e-3)
+
+
+def test_one_noiseless_label_with_a_density_determines_binary_weights():
+    """Φ = ∞ at Q = S: the informed branch is optimal at any α (0.06 came out for sparse signs)."""
+    found = first_order(smi.links.relu(prior=smi.priors.Rademacher()), 0.3, 1.2, 5, 2**12)
+    assert float(found.information_theoretic.alpha) == float(found.spinodal.alpha) == 0.0
+    assert 0.6 < float(found.algorithmic.alpha) < 0.8
 
 
 def test_a_mixture_of_points_has_the_transition_of_its_law():

@@ -591,15 +591,6 @@ THRESHOLDS = [
     ("model: .*oblique", lambda: oblique(Rademacher(), np.arctan(0.5))),
 ]  # fmt: skip
 LONG = [  # seconds each: a model's averages or its spectrum are compiled before
-    (
-        "model: .*perfect at α = 0.4",
-        lambda: smi.first_order(
-            smi.links.phase_retrieval(prior=BernoulliGauss(0.3)),
-            key=KEY,
-            alpha=[0.3, 0.4, 0.5],
-            averages=smi.Averages(2**10, 2),
-        ),
-    ),
     (r"model: .*gradient.*softmax student", lambda: train(SIGN, sample(SIGN))),
     ("model: .*oblique", lambda: oblique(BernoulliGauss(0.2), np.pi / 4)),
     ("weight_decay", lambda: flow(rate=SGD.Rule(0.0, weight_decay=0.1))),
