@@ -148,11 +148,14 @@ def _reports(words: CommandLine) -> Iterator[Report]:
         # `run` and `sweep` report themselves
         yield from result if isinstance(result, Iterator) else [report(result)]
     results: list[Any] = []
+    curve = _alphas(words) if varied != "alpha" else []
     for value in axis:
         # one call each, not a vmap: a size may vary, and Ctrl-C keeps what is finished
-        result = call(words, {**words.values, varied: value})
-        results.append(list(result)[-1] if isinstance(result, Iterator) else result)
-        yield several(varied, axis[: len(results)], results)
+        points = [{varied: value, "alpha": alpha} for alpha in curve] or [{varied: value}]
+        done = [call(words, {**words.values, **point}) for point in points]
+        done = [list(x)[-1] if isinstance(x, Iterator) else x for x in done]
+        results.append(done if curve else done[0])
+        yield (_curves if curve else several)(varied, axis[: len(results)], results)
 
 
 def _axis(words: CommandLine) -> tuple[str, list[Any]]:
@@ -163,16 +166,18 @@ def _axis(words: CommandLine) -> tuple[str, list[Any]]:
         name = name.lstrip("-").replace("-", "_")
         check_names("--vary: ", [name], list(flags))
         validate.check(listed, "vary", words.common["vary"], "NAME=VALUE,VALUE,..")
-        alpha = words.values.get("alpha", 0.0)
-        many = isinstance(alpha, tuple) and len(alpha) > 1 and not words.command.grid
-        validate.check(not many, "alpha", alpha, "one number beside --vary")
         return name, [_number(word) for word in listed.split(",")]
-    alpha = words.values.get("alpha")
-    # the call takes one α; several are a curve
+    curve = _alphas(words)
+    return ("alpha", curve) if curve else ("", [])
+
+
+def _alphas(words: CommandLine) -> list[float]:
+    """Several α of a call that takes one, which are a curve; [] of others."""
+    alpha, flags = words.values.get("alpha"), flags_of(words)
     single = "alpha" in flags and flags["alpha"].path == ("alpha",) and not words.command.grid
     if single and isinstance(alpha, tuple) and len(alpha) > 1:
-        return "alpha", sorted(set(alpha))
-    return "", []
+        return sorted(set(alpha))
+    return []
 
 
 def _number(word: str) -> Any:
@@ -327,6 +332,25 @@ def several(name: str, values: Sequence[Any], results: Sequence[Any]) -> Report:
         return Report(data, _table(name, values, results), groups, draw if numbers else None)
     text = "\n\n".join(f"{name} = {value}\n{one.text}" for value, one in pairs)
     return Report(data, text, groups)
+
+
+def _curves(name: str, values: Sequence[Any], results: Sequence[list[Solution]]) -> Report:
+    """Describe curves against α at several values of another flag."""
+    pairs = list(zip(values, results, strict=True))
+    words = name.replace("_", " ")
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for value, curve in pairs:
+            plotting.overlap_against_alpha(curve, ax=axes, label=f"{words} {value}")
+
+    tables = [
+        f"{words} {value}\n{_table('alpha', [x.alpha for x in curve], curve)}"
+        for value, curve in pairs
+    ]
+    data = {"varied": name, "results": [{"value": x, "curve": plain(curve)} for x, curve in pairs]}
+    stored = lambda: {f"{name}={value}": curve for value, curve in pairs}
+    return Report(data, "\n\n".join(tables), stored, draw)
 
 
 def _estimates(result: Any) -> dict[str, tuple[Any, Any]]:

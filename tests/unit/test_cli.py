@@ -306,6 +306,17 @@ def test_labels_of_two_signs_show_the_share_of_wrong_ones(name, capsys):
     assert bar == 0.0 if name.startswith("run") else 0 < bar < 0.01
 
 
+def test_several_alpha_at_several_values_are_curves(capsys, tmp_path):
+    words = ["state-evolution", "linear", "--vary", "noise=0.1,1", "--alpha", 1, 0.5]
+    found = json.loads(call(capsys, *words, "--json", "--out", tmp_path)[1])
+    for part, noise in zip(found["results"], (0.1, 1.0), strict=True):
+        assert part["value"] == noise
+        for point, alpha in zip(part["curve"], (0.5, 1.0), strict=True):
+            exact = linear_overlap(alpha, noise)
+            assert point["overlap"][0][0] == pytest.approx(exact, rel=1e-6)
+    assert (tmp_path / "state-evolution.png").exists()
+
+
 @pytest.mark.slow
 def test_a_table_of_a_learner_shows_the_share_of_wrong_signs(capsys):
     table = call(capsys, "risk", "sign", *LOGISTIC, *FEW, "--alpha", 1, 2)[1].splitlines()
