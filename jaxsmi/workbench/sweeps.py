@@ -267,7 +267,7 @@ def check_folder(grid: Grid, folder: pathlib.Path) -> None:
         allowed = "an empty folder: its sweep.json does not describe a sweep"
         raise ValueError(f"out: got {str(folder)!r}; allowed: {allowed}.") from failure
     differing = [name for name, value in description.items() if other.get(name, ...) != value]
-    allowed = f"an empty folder, or one of the same sweep: it differs in {', '.join(differing)}"
+    allowed = f"another folder, as this one is of a sweep that differs in {', '.join(differing)}"
     validate.check(not differing, "out", str(folder), allowed)
     begun, now = content.get("jaxsmi"), provenance()["jaxsmi"]
     if begun != now:

@@ -476,7 +476,7 @@ def test_a_sweep_of_a_file(capsys, tmp_path, monkeypatch):
     refused = [call(capsys, "sweep", grid, "--out", out, *more) for more in ((), ("--dry-run",))]
     assert refused[0] == refused[1]
     assert refused[0][:2] == (2, "")
-    assert "it differs in seeds." in refused[0][2]
+    assert "that differs in seeds." in refused[0][2]
     grid.write_text(GRID.replace("\n", '\nsolver = "gamp"\n', 1) + "[settings]\ndimension = 300\n")
     found = json.loads(call(capsys, "sweep", grid, "--dry-run", "--json")[1])
     # inputs (300, 1, 300), labels and a teacher of 300 numbers, in float64, and a few more
