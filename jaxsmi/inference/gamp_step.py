@@ -375,7 +375,7 @@ class GampIteration(AbstractSolver[GampLoopState]):
     def _known(self, C: Array) -> Array:
         """True if less than one of D runs has a wrong weight of a discrete prior."""
         relative = jnp.trace(C) / jnp.trace(self.observations.second_moment)
-        return self.learner.discrete & (relative * self.observations.operator.entries**2 < 1.0)
+        return relative * self.observations.operator.entries**2 < 1.0
 
     def _emerging(self, state: GampLoopState) -> Array:
         """True if a row next to zero grows: the run goes on, even if its other rows stand still."""
@@ -436,27 +436,28 @@ class GampIteration(AbstractSolver[GampLoopState]):
     def _messages(
         self, operator: AbstractOperator, state: GampState, numbers: Draws | None
     ) -> Messages:
-        """Compute the messages of an estimate to the prior.
-
-        Once all weights of a discrete prior are known, hardly any label lies within √V of a jump:
-        all g and A may vanish, and Ŵ with them. V then stays above zero, and A gets 4 log D/S on
-        top, which alone leaves C at the 1/D² where weights count as known.
-        """
+        """Compute the messages of an estimate to the prior."""
         S = self.observations.second_moment
-        known = self._known(state.covariance)
-        V = state.covariance + jnp.where(known, _LEAST_V, 0.0) * S
-        fields = self._update_fields(operator, dataclasses.replace(state, covariance=V), numbers)
+        known = self._known(state.covariance) if self.learner.discrete else None
+        if known is not None:
+            V = state.covariance + jnp.where(known, _LEAST_V, 0.0) * S
+            state = dataclasses.replace(state, covariance=V)
+        fields = self._update_fields(operator, state, numbers)
         A = self._precision(operator, fields.posterior, fields.V)
         b = fields.backprojection + contract(A, state.weights)
         rescaling = jnp.eye(len(A), dtype=A.dtype)  # the textbook algorithm: A and b as they are
         if self.calibrate:
             noise = operator.precisions["outer"](fields.posterior.g, fields.posterior.dg)
             A, rescaling = calibration(b, A, noise, S, self.significance)
-        b = contract(rescaling, b) + self.side.b
-        root = inverse_root(S)
-        least = jnp.where(known, 4.0 * jnp.log(operator.entries), 0.0) * root @ root
-        b = b + contract(least.astype(b.dtype), state.weights.astype(b.dtype))
-        return Messages(fields, A + self.side.precision + least.astype(A.dtype), b, A, rescaling)
+        total, b = A + self.side.precision, contract(rescaling, b) + self.side.b
+        if known is not None:
+            # Hardly any label lies within √V of a jump then: all g and A may vanish, and Ŵ with
+            # them. A precision of 4 log D/S alone leaves C at the 1/D² where weights are known.
+            root = inverse_root(S)
+            least = jnp.where(known, 4.0 * jnp.log(operator.entries), 0.0) * root @ root
+            total = total + least
+            b = b + contract(least, state.weights).astype(b.dtype)
+        return Messages(fields, total, b, A, rescaling)
 
     def bethe(self, state: GampState) -> Bethe:
         r"""Bethe free entropy and stability of a fixed point, per entry of a row of the signal.

@@ -334,4 +334,5 @@ def search_learner(
         words.append(_INFINITE)
     if not solution.converged:
         words.append(f"The theory there: {solution.message}")
-    return LearnerSearch(**vars(end) | {"message": " ".join(words)}, solution=solution)
+    found = LearnerSearch(**vars(end), solution=solution)
+    return dataclasses.replace(found, message=" ".join(words))
