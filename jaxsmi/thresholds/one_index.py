@@ -25,6 +25,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxsmi.channels.base import AbstractChannel
 from jaxsmi.core.arrays import frozen, missing, theory_dtype
 from jaxsmi.core.results import Result
 from jaxsmi.core.solution import Threshold
@@ -103,13 +104,23 @@ def _points(model: AbstractModel, x: Array, sizes: Sizes) -> _Points:
     return lax.map(one, x)
 
 
+def free_entropy_diverges(model: AbstractModel, sizes: Sizes) -> bool:
+    """True if Φ = ∞ at perfect recovery, which is then optimal wherever it is stable: that of
+    weights with a density, or a share of them; or from labels with a density and no noise, whose
+    E log Z_out grows as log 1/V."""
+    channel, S = model.channel, model.prior.second_moment(model.indices)
+    if not model.prior.traits.discrete:
+        return True
+    if channel.outcomes is not None or not channel.noiseless:
+        return False
+    wide, narrow = (float(_log_partition(channel, share * S, S, sizes)) for share in _NARROW)
+    return narrow - wide > _DENSE * np.log(_NARROW[0] / _NARROW[1])
+
+
 @eqx.filter_jit
-def _log_partition(model: AbstractModel, share: Array, sizes: Sizes) -> Array:
-    """E log Z_out at V = share × S."""
-    S, (key, points, nets) = model.prior.second_moment(1), sizes
-    response = model.channel.response(
-        (1.0 - share) * S, share * S, key=key, points=points, nets=nets, tangents=False
-    )
+def _log_partition(channel: AbstractChannel, V: Array, S: Array, sizes: Sizes) -> Array:
+    key, points, nets = sizes
+    response = channel.response(S - V, V, key=key, points=points, nets=nets, tangents=False)
     return jnp.mean(response.log_partition)
 
 
@@ -300,16 +311,6 @@ class FixedPointCurve:
         ends = [(x, 1.0) for x in maxima[:-1]] + [(x, -1.0) for x in minima[1:]]
         return [float(self.extremum(x, sign).alpha[0]) for x, sign in ends]
 
-    def _sharpens(self) -> bool:
-        """True if E log Z_out grows as log 1/V: labels have a density, and no noise."""
-        channel = self.model.channel
-        if channel.outcomes is not None or not channel.noiseless:
-            return False
-        wide, narrow = (
-            float(_log_partition(self.model, jnp.asarray(V), self.sizes)) for V in _NARROW
-        )
-        return narrow - wide > _DENSE * np.log(_NARROW[0] / _NARROW[1])
-
     def overlaps(self, x: np.ndarray) -> Array:
         """Q (K, 1, 1) at x."""
         Qhat = jnp.exp(x)[:, None, None] * jnp.ones((1, 1))
@@ -335,9 +336,7 @@ class FixedPointCurve:
             (high, top.replicas[0], top.Q[0], top.alpha[0] * top.error[0]),
             (low, bottom.replicas[0], *end),
         ]
-        # Φ = ∞ where weights with a density, or a share of them, are recovered, or labels with a
-        # density have no noise: that is optimal
-        infinite = perfect and (not self.model.prior.traits.discrete or self._sharpens())
+        infinite = perfect and free_entropy_diverges(self.model, self.sizes)
         if infinite:
             alpha, middle, slope = low, (bottom, bottom), 1.0
             rows.insert(1, rows[1])

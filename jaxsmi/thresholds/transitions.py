@@ -31,7 +31,13 @@ from jaxsmi.numerics.implicit import not_differentiable
 from jaxsmi.numerics.quadrature import power_of_two
 from jaxsmi.thresholds.branch import NETS
 from jaxsmi.thresholds.hysteresis import HALVINGS, Bisections, Branches, Hysteresis
-from jaxsmi.thresholds.one_index import SCAN, Ends, FixedPointCurve, Sizes
+from jaxsmi.thresholds.one_index import (
+    SCAN,
+    Ends,
+    FixedPointCurve,
+    Sizes,
+    free_entropy_diverges,
+)
 from jaxsmi.thresholds.weak import check_model
 
 if TYPE_CHECKING:
@@ -252,9 +258,9 @@ def first_order(
     kind, thresholds = "none", (None, None, None)
     if distinct.any():
         keys = jax.vmap(lambda k: jax.random.fold_in(key, 200 + k))(jnp.arange(nets))
-        # Φ = ∞ where weights with a density, or a share of them, are recovered: that is optimal
         all_recovered = bool(recovered.all())
-        diverges = all_recovered and not prior.traits.discrete
+        sizes = Sizes(key, size, NETS)
+        diverges = all_recovered and free_entropy_diverges(hysteresis.model, sizes)
         with Bar(3 * HALVINGS, "first-order transition: ends", progress) as bar:
             fewer = dataclasses.replace(
                 hysteresis, points_per_net=size, informed_is_perfect=all_recovered
