@@ -273,8 +273,8 @@ def search_learner(
         start: Parameters, a number, an array or a tree of them.
         key: As in `state_evolution`: one key for all parameters.
         objective: "error", E ‖ŷ - y‖² without label noise; "test_loss", E ℓ(ŷ, y); or "cosine",
-            for classes: the mean of 1 - cosine² over the indices of a student that has as many as
-            the teacher, which for signs falls with the share of wrong labels. Default "error".
+            for classes: the mean of 1 - cosine² over the indices, which is smallest where, for
+            signs, the share of wrong labels is. Default "error".
         averages: As in `state_evolution`.
         iteration: `smi.Iteration(max_steps, tolerance)`: evaluations at most, default 30, and the
             step in the parameters below which the search ends, default 1e-3. A bar is shown where

@@ -26,6 +26,7 @@ from jaxsmi.priors.iid import AbstractIidPrior, Mixture, sizes
 
 # eight indices of two components each: a posterior of one column takes 2^8 P² operations
 _MAX_COMPONENTS = 2**8
+_ROUNDED = 1e-6  # of a sum of probabilities that were rounded to float32
 _DENSITY = validate.Interval("a number in (0, 1]", low=0.0, high=1.0, open_low=True)
 
 
@@ -35,10 +36,15 @@ class AbstractEntries(AbstractIidPrior):
     To add one, subclass this with `traits` and `entry`. P indices need K^P <= 2^8.
     """
 
+    def __check_init__(self):
+        total = np.sum(np.exp(log)) if concrete(log := self.entry[0]) else 1.0
+        allowed = "probabilities π of `entry` that add up to one"
+        validate.check(abs(total - 1.0) < _ROUNDED or np.isnan(total), "entry", total, allowed)
+
     @property
     @abc.abstractmethod
     def entry(self) -> tuple[Array, Array, Array]:
-        """The mixture of one entry: log π, μ and s (K,)."""
+        """The mixture of one entry: log π, μ and s (K,); the π add up to one."""
 
     def column(self, indices: int) -> Mixture:
         """Combine the components of all entries, K^P choices; see `AbstractIidPrior`."""
@@ -170,8 +176,7 @@ class GaussianMixture(AbstractEntries):
     ):
         allowed, positive = "probabilities (K,)", validate.NON_NEGATIVE
         share = validate.array("weights", weights, allowed, shape=(None,), interval=positive)
-        # 1e-6: probabilities that were rounded to float32
-        sums = jnp.abs(jnp.sum(share) - 1.0) < 1e-6
+        sums = jnp.abs(jnp.sum(share) - 1.0) < _ROUNDED
         validate.check(sums, "weights", share, "numbers >= 0 that add up to one")
         self.weights, shape = nan_unless(share, sums), share.shape
         allowed = f"numbers of shape {shape}, one for each weight"

@@ -481,3 +481,20 @@ def test_state_evolution_starts_with_what_the_mean_tells():
     found = smi.state_evolution(model, alpha, key=KEY, iteration=smi.Iteration(newton=False))
     assert float(found.overlap[0, 0]) == pytest.approx(Q, abs=1e-5)  # its tolerance
     assert float(found.history["overlap"][0][0, 0]) > 0.09  # above what is known at once
+
+
+def test_probabilities_of_an_own_law_add_up_to_one():
+    """Weights of a sum of 1.1 gave overlaps that were wrong by a seventh."""
+
+    class Points(smi.priors.AbstractEntries):
+        share: float
+        traits = smi.priors.Traits(discrete=True, even=False)
+
+        @property
+        def entry(self):
+            share = jnp.asarray([0.5, 0.2, self.share])
+            return jnp.log(share), jnp.asarray([0.0, 1.0, -1.0]), jnp.zeros(3)
+
+    assert float(Points(0.3).second_moment(1)[0, 0]) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match=r"entry: got .*1\.1.*; allowed: probabilities"):
+        Points(0.4)
