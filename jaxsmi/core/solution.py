@@ -149,6 +149,10 @@ class Solution(Described):
         posterior = self.kind == "gamp" and not learner
         # a posterior without enough noise contradicts itself
         noisy = posterior and np.any(np.isin(self.result, _OF_NOISE))
+        if posterior and np.ndim(self.result) == 0 and int(self.result) == Result.MAX_STEPS:
+            unknown = np.trace(self.covariance) / np.trace(self.overlap + self.covariance)
+            if unknown < _NEARLY:
+                return f"Nearly recovered: {unknown:.0e} of the signal is unknown, and fluctuates."
         misfit = self.history.get("misfit") if posterior else None
         if misfit is not None and misfit.ndim == 1 and self.trajectory["misfit"][-1] > 1.0:
             text, noisy = f"{text} {_WIDENED}", True
@@ -313,6 +317,7 @@ class LearnerSolution(Solution):
 _OF_NOISE = (Result.MAX_STEPS, Result.UNSTABLE, Result.OVERCONFIDENT)
 # the default steps of gamp; sparse |z| that had not settled then had not after 1500 either
 _LONG = 300
+_NEARLY = 1e-3  # share of the signal that is unknown after all steps: no remedy is needed
 _LARGER = "A run as long as this may fluctuate in a small dimension: simulate a larger dimension."
 _WIDENED = (
     "The labels are further from the estimate than its covariance allows: that was widened, and "

@@ -194,3 +194,10 @@ def test_a_bar_counts_though_it_is_hidden():
     with Bar(3, "a run", False) as bar:
         bar.update(2, {"Q": "0.5"})
     assert bar.count == 2
+
+
+def test_a_run_that_nearly_recovered_gets_no_remedy():
+    run = synthetic.solution("gamp", result=smi.Result.MAX_STEPS)
+    assert "take more steps" in run.message
+    run = dataclasses.replace(run, covariance=1e-5 * np.eye(2), overlap=np.eye(2))
+    assert run.message == "Nearly recovered: 1e-05 of the signal is unknown, and fluctuates."

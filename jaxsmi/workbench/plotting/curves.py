@@ -117,8 +117,8 @@ def overlap_against_alpha(
     curve, runs = _ascending("theory", theory), _ascending("runs (gamp)", gamp)
     _check_owners(runs, *[_owner(x) for x in curve[:1] if x.kind == "state_evolution"])
     _check_models(curve, runs)
-    names, title = list(names or ()) or _names([*curve, *runs]), _title([*curve, *runs])
-    ax = drawing.axes_or_new(ax)
+    names = list(names or _names_in(theory)) or _names([*curve, *runs])
+    title, ax = _title([*curve, *runs]), drawing.axes_or_new(ax)
     of_curve, of_runs = _owners(ax, curve, runs, label=label)
     for p in range(len(names)):
         if curve:
@@ -292,6 +292,13 @@ def _names(solutions: Sequence[Solution]) -> list[str]:
     check(len(solutions) > 0, "theory, gamp", "no solution", "at least one in one of the two")
     names = index_names(_model(solutions), np.shape(solutions[0].overlap)[0])
     return names if len(names) > 1 else [""]
+
+
+def _names_in(table: Any) -> list[str]:
+    """The names of several indices in a table that `smi.load` reads, which has no model."""
+    coordinates = getattr(table, "coords", {})
+    named = "name" in coordinates and coordinates["name"].ndim == 1 and coordinates["name"].size > 1
+    return [str(x) for x in coordinates["name"].values] if named else []
 
 
 def _model(solutions: Sequence[Solution]) -> Any:
