@@ -153,7 +153,9 @@ class Solution(Described):
             unknown = np.trace(self.covariance) / np.trace(self.overlap + self.covariance)
             if unknown < _NEARLY:
                 return f"Nearly recovered: {unknown:.0e} of the signal is unknown, and fluctuates."
-        misfit = self.history.get("misfit") if posterior else None
+        # V of a recovery is rounding, which labels always exceed
+        explained = not posterior or np.any(np.asarray(self.result) == Result.RECOVERED)
+        misfit = None if explained else self.history.get("misfit")
         if misfit is not None and misfit.ndim == 1 and self.trajectory["misfit"][-1] > 1.0:
             text, noisy = f"{text} {_WIDENED}", True
         text = f"{text} {_MORE_NOISE}" if noisy else text
