@@ -172,7 +172,9 @@ def test_error_bars_have_the_error_of_integrals_inside():
     assert abs(float(start.alpha) - exact) < 3.0 * float(start.stderr) < 1e-5
 
 
-@pytest.mark.parametrize("law", ["jumps", "more jumps than pieces", "kink"])
+@pytest.mark.parametrize(
+    "law", slow_but(["jumps", "more jumps than pieces", "kink"], "more jumps than pieces")
+)
 def test_error_bars_of_weak_recovery_from_few_labels(law):
     """Of labels sign(cos 2z) with a tenth flipped, and of a logistic law of |z|, whose integrals end
     at jumps and kinks; sign(cos 4z) has more than twelve, and an error that the bar covers."""

@@ -120,6 +120,7 @@ def test_an_overlap_has_a_derivative_in_the_flips_of_signs():
     np.testing.assert_allclose(jax.grad(lambda p: overlap(signs(p)))(0.1), exact, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_the_free_entropy_of_signs_has_the_slope_of_its_equation():
     """dΦ/dq = ½ (F(q) - q) dq̂/dq [theory: multi-index, Eq. (57)]: by the values themselves, whose
     differences at one key carry noise of about .02. Along the sampled labels it was -.48."""

@@ -320,7 +320,8 @@ def test_a_student_of_fewer_fields_has_cosines_with_the_closest_row():
     np.testing.assert_allclose(run.cosine, max(exact), rtol=1e-9)
 
 
-@pytest.mark.parametrize("alpha", [pytest.param(0.9, marks=SLOW), 1.0])
+@SLOW
+@pytest.mark.parametrize("alpha", [0.9, 1.0])
 def test_without_a_ridge_labels_that_can_be_fitted_have_no_minimum_of_their_own(alpha):
     """Above α = 1 least squares have V = 1/(α - 1)."""
     # points and tolerance, and so the program, of the ridges above

@@ -65,7 +65,7 @@ def test_a_ridge_is_ridge_regression(model):
         assert float(model.prior.norm - 2 * M + Q) == pytest.approx(e, abs=1e-9)
 
 
-@pytest.mark.parametrize("nuclear", [0.0, 0.3])
+@pytest.mark.parametrize("nuclear", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 def test_the_mean_slope_of_shrinkage_is_the_divergence(nuclear):
     """On matrices of full rank by automatic differentiation; a ridge alone is linear, so that its
     slope is the same on a matrix with singular values of zero."""

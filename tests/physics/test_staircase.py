@@ -238,6 +238,7 @@ def first_order(model, low, high, count, points=2**12, nets=8):
     return smi.first_order(model, key=KEY, alpha=grid, averages=smi.Averages(points, nets))
 
 
+@pytest.mark.slow
 def test_no_transition_where_learning_is_continuous():
     """And no derivative of branches."""
     none = first_order(smi.links.linear(0.1), 0.1, 5.0, 5, 2**9)
@@ -338,7 +339,7 @@ def test_the_branches_of_one_index_are_fixed_points():
         np.testing.assert_allclose(end.overlap[0, 0], Q[k], atol=1e-3)
 
 
-@pytest.mark.parametrize("width", [0.8, float(norm.ppf(0.75))])
+@pytest.mark.parametrize("width", [pytest.param(0.8, marks=SLOW), float(norm.ppf(0.75))])
 def test_binary_weights_of_a_door_are_determined_by_its_bits(width):
     """Nothing is learned from a small overlap at α_IT = log 2/h(p), p the share of labels 1: 1 of
     equal shares [theory: multi-index, section 7.5], where α_alg is known by own sums."""
@@ -439,6 +440,7 @@ def test_noiseless_sparse_regression_is_hard_from_its_density_on():
     np.testing.assert_allclose(slopes, (1.0, 1.024), atol=2e-3)
 
 
+@pytest.mark.slow
 def test_one_noiseless_label_with_a_density_determines_binary_weights():
     """Φ = ∞ at Q = S: the informed branch is optimal at any α (0.06 came out for sparse signs)."""
     found = first_order(smi.links.relu(prior=smi.priors.Rademacher()), 0.3, 1.2, 5, 2**12)
@@ -446,6 +448,7 @@ def test_one_noiseless_label_with_a_density_determines_binary_weights():
     assert 0.6 < float(found.algorithmic.alpha) < 0.8
 
 
+@pytest.mark.slow
 def test_a_mixture_of_points_has_the_transition_of_its_law():
     """It was refused, as its recovery was not known to be that of a discrete law."""
     same = smi.priors.GaussianMixture([0.5, 0.5], [-1, 1], [0, 0])

@@ -88,8 +88,7 @@ FUNCTIONS = {
 
 
 # of each kind of container one; "jax Partial" and "module" are pytrees already
-FAST = ("closure", "default", "nested", "recursive", "containers", "object", "bound method",
-        "functools.partial", "jax Partial", "jax.jit", "module")  # fmt: skip
+FAST = ("closure", "recursive", "containers", "bound method", "functools.partial", "jax.jit")
 
 
 @pytest.mark.parametrize("name", slow_but(FUNCTIONS, *FAST))

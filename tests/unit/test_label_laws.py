@@ -302,6 +302,7 @@ def attended(beta=6.0):
     return smi.MultiIndex(indices=2, tokens=2, log_likelihood=law, outcomes=[-1.0, 1.0])
 
 
+@pytest.mark.slow
 def test_a_likelihood_of_minus_infinity_is_the_noiseless_law():
     """Where no field near ω allows the label the posterior is finite, and state evolution is that
     of the sign to its error bars."""
