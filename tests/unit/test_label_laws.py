@@ -190,7 +190,8 @@ def both_doors(flip):
     return (make(flip) for make in (door_by_its_probabilities, partial(smi.links.door, DOOR)))
 
 
-@pytest.mark.parametrize("flip", slow_but([0.05, 0.0], 0.0))
+@pytest.mark.slow
+@pytest.mark.parametrize("flip", [0.05, 0.0])
 def test_messages_of_a_law_that_jumps_are_those_of_its_closed_form(flip):
     """Also of labels that ω contradicts by many deviations, where all mass is in a far piece."""
     law, door = both_doors(flip)

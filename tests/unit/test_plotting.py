@@ -568,7 +568,7 @@ def test_a_curve_that_was_saved_is_drawn_again(ax, tmp_path, learner):
 
 
 @pytest.mark.parametrize(
-    "learner", [pytest.param(None, marks=pytest.mark.slow), smi.Erm(ridge=0.1)]
+    "learner", [None, pytest.param(smi.Erm(ridge=0.1), marks=pytest.mark.slow)]
 )
 def test_runs_of_another_model_are_refused(learner):
     """One wrong `.sel` would say that theory fails."""
