@@ -319,7 +319,7 @@ class LearnerSolution(Solution):
 _OF_NOISE = (Result.MAX_STEPS, Result.UNSTABLE, Result.OVERCONFIDENT)
 # the default steps of gamp; sparse |z| that had not settled then had not after 1500 either
 _LONG = 300
-_NEARLY = 1e-3  # share of the signal that is unknown after all steps: no remedy is needed
+_NEARLY = 1e-3  # chosen: a share of the signal that is unknown after all steps and needs no remedy
 _LARGER = "A run as long as this may fluctuate in a small dimension: simulate a larger dimension."
 _WIDENED = (
     "The labels are further from the estimate than its covariance allows: that was widened, and "

@@ -28,7 +28,7 @@ _CHANGE_FALLS = 0.9  # ‖ΔŴ‖/‖Ŵ‖ over its smallest value: smaller is p
 _ALIGNED = 0.5  # random changes of a large signal have a cosine of order 1/√D
 _STEPS_TO_DAMP = 8  # steps without progress
 _MAX_DAMPING = 1.0 - 0.5**3
-_SLOWEST = 0.99  # factor per step of the slowest decay of ΔŴ; slower ones are noise (empirical)
+_SLOWEST = 0.99  # cap of the decay of ΔŴ in a step: where steps do not shrink there is no series
 _STEPS_TO_FREE = 5  # consecutive steps in which a direction grew
 
 

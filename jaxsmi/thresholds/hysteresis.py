@@ -23,7 +23,7 @@ from jaxsmi.inference.order_map import OverlapMap
 from jaxsmi.models.base import AbstractModel
 from jaxsmi.numerics.quadrature import standard_error
 from jaxsmi.thresholds.branch import NETS, branch_end
-from jaxsmi.thresholds.one_index import Ends
+from jaxsmi.thresholds.one_index import Ends, Sizes, mean_log_partition
 
 # Q/S at the start of the uninformed branch: below errors of overlaps, above rounding
 _SMALL_Q = 1e-3
@@ -152,20 +152,18 @@ class Hysteresis(eqx.Module):
     @eqx.filter_jit
     def perfect_free_entropies(self, alpha: Array, keys: PRNGKeyArray) -> Array:
         """Φ (R,) at Q = S, where its first two terms are minus the entropy of the prior."""
-        overlaps = (1.0 - _PERFECT_V) * self.S, _PERFECT_V * self.S
+        V, S = _PERFECT_V * self.S, self.S
         # the term does not depend on a large Q̂
         large = jnp.eye(len(self.S), dtype=self.S.dtype) / _PERFECT_V
-        # no tangents: Φ needs the partition function alone
-        settings = {"points": self.points_per_net, "nets": NETS, "tangents": False}
 
         def one(key: PRNGKeyArray) -> Array:
-            response = self.model.channel.response(*overlaps, key=key, **settings)
-            return jnp.mean(response.log_partition)
+            sizes = Sizes(key, self.points_per_net, NETS)
+            return mean_log_partition(self.model.channel, V, S, sizes)
 
-        return self.model.prior.entropy_term(self.S, large) + alpha * lax.map(one, keys)
+        return self.model.prior.entropy_term(S, large) + alpha * lax.map(one, keys)
 
 
-def first_alpha(
+def _first_alpha(
     condition: Callable[[Array], Array], low: Array, high: Array, halvings: int
 ) -> tuple[Array, float]:
     """The smallest α (R,) at which a condition holds, by bisection, and the length of its last
@@ -221,7 +219,7 @@ class Bisections(NamedTuple):
             return here.distinct & here.converged
 
         low, high = (self.of_keys(self.grid[k]) for k in (first - 1, first))
-        return first_alpha(exists, low, high, HALVINGS)
+        return _first_alpha(exists, low, high, HALVINGS)
 
     def algorithmic(self) -> tuple[Array, float]:
         """The α (R,) at which the uninformed branch ends, and the length of the last cell; the last
@@ -241,7 +239,7 @@ class Bisections(NamedTuple):
         high = self.grid[last + 1] + margin
         cells = max((high - low) / (_END_RESOLUTION * low), 2.0)
         halvings = math.ceil(math.log2(cells))
-        return first_alpha(merged, self.of_keys(low), self.of_keys(high), halvings)
+        return _first_alpha(merged, self.of_keys(low), self.of_keys(high), halvings)
 
     def optimal(self, lower: Array, upper: Array) -> tuple[Array, float]:
         """The α (R,) between the ends from which on the informed branch has the larger free
@@ -251,7 +249,7 @@ class Bisections(NamedTuple):
             here = self.at(alpha, max(self.indices[0] - 1, 0))
             return self.hysteresis.informed_wins(alpha, here, self.keys)
 
-        alpha, cell = first_alpha(wins, lower, upper, HALVINGS)
+        alpha, cell = _first_alpha(wins, lower, upper, HALVINGS)
         # without a change of sign inside, the crossing lies outside
         if self.indices[-1] + 1 == len(self.grid):
             alpha = jnp.where(wins(upper), alpha, jnp.inf)

@@ -113,13 +113,15 @@ def free_entropy_diverges(model: AbstractModel, sizes: Sizes) -> bool:
         return True
     if channel.outcomes is not None or not channel.noiseless:
         return False
-    wide, narrow = (float(_log_partition(channel, share * S, S, sizes)) for share in _NARROW)
+    wide, narrow = (float(mean_log_partition(channel, share * S, S, sizes)) for share in _NARROW)
     return narrow - wide > _DENSE * np.log(_NARROW[0] / _NARROW[1])
 
 
 @eqx.filter_jit
-def _log_partition(channel: AbstractChannel, V: Array, S: Array, sizes: Sizes) -> Array:
+def mean_log_partition(channel: AbstractChannel, V: Array, S: Array, sizes: Sizes) -> Array:
+    """E log Z_out at the posterior covariance V (P, P)."""
     key, points, nets = sizes
+    # no tangents: Φ needs the partition function alone
     response = channel.response(S - V, V, key=key, points=points, nets=nets, tangents=False)
     return jnp.mean(response.log_partition)
 

@@ -108,7 +108,7 @@ def sweep(
         (('noise', 'seed', 'alpha', 'index', 'index_'), 0.5)
 
     Cost:
-        The cost of its points; runs on data compile once for each α (1 to 5 s of processor time,
+        The cost of its points; runs on data compile once for each α (about 4 s of processor time,
         of deep attention 10 to 20 s), and not for further seeds. A killed run repeats only its
         unfinished row.
     """
